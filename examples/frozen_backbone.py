@@ -26,7 +26,7 @@ def backbone() -> nn.Module:
 def main(small: bool = False) -> float:
     body = backbone().eval().requires_grad_(False)
     model = nn.Sequential(body, nn.Linear(64, 4)).eval()
-    count, generator = 150 if small else 500, torch.Generator().manual_seed(1)
+    count, generator = 100 if small else 500, torch.Generator().manual_seed(1)
     patterns = torch.randn(4, 3, 16, 16, generator=generator)
 
     def images(rows):
@@ -35,7 +35,7 @@ def main(small: bool = False) -> float:
 
     run = fit(
         model,
-        Federation.from_clients([images(8) for _ in range(count)]),
+        Federation.from_clients([images(4 if small else 8) for _ in range(count)]),
         epsilon=8.0,
         rounds=3 if small else 25,
         test=images(400),

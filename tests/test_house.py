@@ -10,7 +10,6 @@ ROOT = Path(dpfedexp.__file__).parent
 LAYERS = [
     {"errors"},
     {"files", "lazy", "machine"},
-    {"inputs"},
     {"accounting", "core", "models"},
     {"mechanisms"},
     {"algorithms", "data", "evaluation"},
@@ -36,13 +35,18 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules().items()}
+
+
+@cache
 def imports() -> dict[str, frozenset[str]]:
     """Of every module, the modules of this package that it imports anywhere, those inside functions and for type checkers too."""
     known = modules()
     graph = {}
-    for name, path in known.items():
+    for name, tree in trees().items():
         used = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "dpfedexp":
                 module = node.module.removeprefix("dpfedexp").removeprefix(".")
                 for alias in node.names:
@@ -101,8 +105,8 @@ def test_no_assertion_guards_the_library():
     """`python -O` takes assertions away, so nothing may rest on one."""
     found = [
         f"{name}:{node.lineno}"
-        for name, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name, tree in trees().items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Assert)
     ]
     assert found == []

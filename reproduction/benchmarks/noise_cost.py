@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.noise.chacha import SystemStreams
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.noise import Streams, SystemStreams
 from dpfedexp.mechanisms import CentralGaussian, Mechanism
 
 DIMENSIONS = (237, 5046, 100_000)

@@ -47,7 +47,7 @@ def noise_multiplier(given: argparse.Namespace) -> float | None:
     if not given.private or given.noise_multiplier is not None:
         return given.noise_multiplier
     from dpfedexp.accounting import Sampling, calibrate_noise
-    from dpfedexp.accounting.charges import central_gaussian
+    from dpfedexp.accounting.events import central_gaussian
 
     sampling = Sampling("poisson", NOISE_COHORT / POPULATION)
     return calibrate_noise(

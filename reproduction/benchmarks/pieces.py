@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpfedexp.accounting import GaussianEvent, Ledger, Query
 from dpfedexp.core.clipping import Clipped
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.noise import Streams
 from dpfedexp.mechanisms.privunit import PrivUnit
 
 

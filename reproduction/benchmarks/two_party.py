@@ -66,8 +66,7 @@ def overhead(dimension: int, nodes: int) -> dict[str, Any]:
     import torch
 
     from dpfedexp.core.clipping import clip
-    from dpfedexp.core.noise.chacha import ChaChaNoise
-    from dpfedexp.core.noise.lattice import from_words, to_words
+    from dpfedexp.core.noise import ChaChaNoise, from_words, to_words
     from dpfedexp.core.sums import Sums
     from dpfedexp.mechanisms import Report
     from dpfedexp.mechanisms.aggregation import Helper, PrivateKey, Round, masked, new_key, set_digest, unmasked

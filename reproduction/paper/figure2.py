@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 
 from dpfedexp.core import step_size
-from dpfedexp.core.batches import schedule
 from dpfedexp.core.clipping import clip, row_norms
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.local import schedule
+from dpfedexp.core.noise import Streams
 from dpfedexp.core.step_size import AnyRule, initial_memory, next_step
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.plot import Chart, Panel, Series

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from dpfedexp.accounting import GaussianEvent, compose, guarantee
-from dpfedexp.accounting.charges import central_gaussian, local_gaussian, privunit
-from dpfedexp.accounting.events import Event
+from dpfedexp.accounting.events import Event, central_gaussian, local_gaussian, privunit
 from dpfedexp.report.document import Claim, Section, Table
 
 if TYPE_CHECKING:

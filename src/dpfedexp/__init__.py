@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from dpfedexp.algorithms.fedexp import fedexp as fedexp
     from dpfedexp.algorithms.ldp_fedexp import ldp_fedexp as ldp_fedexp
     from dpfedexp.algorithms.ldp_fedexp import naive_ldp_fedexp as naive_ldp_fedexp
-    from dpfedexp.algorithms.participation import FixedSize as FixedSize
-    from dpfedexp.algorithms.participation import Full as Full
-    from dpfedexp.algorithms.participation import Poisson as Poisson
+    from dpfedexp.algorithms.round import FixedSize as FixedSize
+    from dpfedexp.algorithms.round import Full as Full
+    from dpfedexp.algorithms.round import Poisson as Poisson
     from dpfedexp.core.clipping import AdaptiveClip as AdaptiveClip
     from dpfedexp.core.local import AdamW as AdamW
     from dpfedexp.core.local import CosineRate as CosineRate
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dpfedexp.core.local import RateSchedule as RateSchedule
     from dpfedexp.core.local import Sgd as Sgd
     from dpfedexp.core.local import StepRate as StepRate
-    from dpfedexp.core.server import ServerOptimiser as ServerOptimiser
+    from dpfedexp.core.step_size import ServerOptimiser as ServerOptimiser
     from dpfedexp.data.federation import Federation as Federation
     from dpfedexp.engine.fit import fit as fit
     from dpfedexp.engine.run import Run as Run

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp.core.losses import Loss, Reading, class_dimension, read, reading_of, resolve, same_but_ones
+from dpfedexp.core.modules import Inputs, call, each, leaves
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.inputs import Inputs, call, each, leaves
 
 __all__ = ["Evaluate", "Metric", "auc", "check_metrics", "on_test_set"]
 

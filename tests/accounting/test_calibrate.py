@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Sampling, compose, gdp
 from dpfedexp.accounting.calibrate import affordable_rounds, calibrate_noise, calibrate_privunit, epsilon, noise, rounds
-from dpfedexp.accounting.charges import central_gaussian
-from dpfedexp.accounting.charges import privunit as exact_event
+from dpfedexp.accounting.events import central_gaussian
+from dpfedexp.accounting.events import privunit as exact_event
 from dpfedexp.errors import InputError
 
 

@@ -8,11 +8,10 @@ import pytest
 from events_by_hand import central
 
 from dpfedexp.accounting import PureEvent, Query, Sampling, compose, gdp
-from dpfedexp.accounting.charges import central_gaussian, local_gaussian, privunit, votes_only
-from dpfedexp.accounting.events import from_json, to_json
+from dpfedexp.accounting.events import central_gaussian, from_json, local_gaussian, privunit, to_json, votes_only
 from dpfedexp.accounting.gdp import joint_mu
 from dpfedexp.accounting.views import NOT_LEFT_OUT, other_adjacency
-from dpfedexp.core.votes import within_clip
+from dpfedexp.core.sums import within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
 

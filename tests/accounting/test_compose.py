@@ -9,8 +9,8 @@ import pytest
 from events_by_hand import central, local
 
 from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, gdp, guarantee
-from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.compose import GAUSSIAN, GAUSSIAN_BOUND, NOT_PRIVATE
+from dpfedexp.accounting.events import privunit as exact_event
 from dpfedexp.errors import InputError
 
 

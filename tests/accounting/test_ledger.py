@@ -17,8 +17,8 @@ from events_by_hand import central, local
 
 from dpfedexp.accounting import Budget, Ledger, NonPrivateEvent, Query, compose, gdp
 from dpfedexp.accounting import ledger as chain
-from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.events import GaussianEvent, Sampling, to_json
+from dpfedexp.accounting.events import privunit as exact_event
 from dpfedexp.accounting.ledger import FORMAT, VERSION, head_path
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError
 

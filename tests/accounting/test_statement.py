@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfedexp.accounting import Guarantee, NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
-from dpfedexp.accounting.charges import central_gaussian, votes_only
-from dpfedexp.accounting.charges import privunit as exact_event
+from dpfedexp.accounting.events import central_gaussian, votes_only
+from dpfedexp.accounting.events import privunit as exact_event
 from dpfedexp.accounting.statement import _PUSHED_OUT, card, membership_advantage, strength, wrap
 from dpfedexp.errors import InputError
 

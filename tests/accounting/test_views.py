@@ -13,9 +13,9 @@ from scipy import stats
 
 from dpfedexp import Sgd, dp_scaffold, train
 from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, views
-from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.events import from_json, to_json
-from dpfedexp.core.votes import within_clip
+from dpfedexp.accounting.events import privunit as exact_event
+from dpfedexp.core.sums import within_clip
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit

@@ -6,9 +6,8 @@ import torch
 
 from dpfedexp import FixedSize, InputError, Poisson
 from dpfedexp.accounting import Sampling, compose
-from dpfedexp.algorithms.participation import Full, LargerCohort
-from dpfedexp.core.noise.chacha import ChaChaNoise
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.algorithms.round import Full, LargerCohort
+from dpfedexp.core.noise import ChaChaNoise, Streams
 from dpfedexp.mechanisms import CentralGaussian
 
 

@@ -8,7 +8,7 @@ import torch
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold
 from dpfedexp.algorithms.round import State, advance
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.votes import WITHIN
+from dpfedexp.core.sums import WITHIN
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, Release
 

@@ -11,7 +11,7 @@ import torch
 
 from dpfedexp.audit import audit_density, audit_mechanism, standard_cases
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.votes import WITHIN, collected
+from dpfedexp.core.sums import WITHIN, collected
 from dpfedexp.mechanisms import CentralGaussian, PrivUnit, privunit
 from dpfedexp.mechanisms.base import make_sums
 

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from dpfedexp import dp_fedavg
-from dpfedexp.algorithms.participation import Poisson
+from dpfedexp.algorithms.round import Poisson
 from dpfedexp.audit.runs import audit_flower, balanced_signs, bounds, observe_flower, participation, repetition
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.noise import Streams
 from dpfedexp.flower import DpFedExp
 from tests.audit.test_planted_runs import CONFIDENCE, LOUD, less_noise
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfedexp.algorithms import dp_fedavg
-from dpfedexp.algorithms.participation import Full
+from dpfedexp.algorithms.round import Full
 from dpfedexp.cli import app
 from dpfedexp.engine.plan import Plan
 from dpfedexp.errors import InputError

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfedexp.accounting import GaussianEvent, Ledger, NonPrivateEvent, compose, gdp
-from dpfedexp.accounting.charges import central_gaussian, privunit
+from dpfedexp.accounting.events import central_gaussian, privunit
 from dpfedexp.cli import app
 from dpfedexp.cli.trials import Plan, Trial, _train, price, trials
 from dpfedexp.engine.run import RunFolder

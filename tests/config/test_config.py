@@ -7,7 +7,7 @@ import torch
 from reproduction.paper.experiments import experiment, names
 
 from dpfedexp import AdamW, CosineRate, InputError, Sgd
-from dpfedexp.algorithms.participation import FixedSize, Poisson
+from dpfedexp.algorithms.round import FixedSize, Poisson
 from dpfedexp.cli.train import TEMPLATE
 from dpfedexp.config import Settings, load, parse, problem, schema
 from dpfedexp.core.clipping import AdaptiveClip

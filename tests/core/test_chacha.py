@@ -7,10 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from dpfedexp.core.noise import chacha
-from dpfedexp.core.noise import streams as random
-from dpfedexp.core.noise.chacha import ChaChaNoise, SystemStreams
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core import noise as noise_module
+from dpfedexp.core.noise import ChaChaNoise, Streams, SystemStreams
 from dpfedexp.errors import InputError
 
 ONE_IN_A_MILLION = 1e-6
@@ -23,7 +21,7 @@ def normals(noise, count):
 
 def test_the_words_are_the_key_stream_of_rfc_8439():
     """Appendix A.1, test vector 1: zero key, zero nonce, counter 0."""
-    stream = chacha.key_stream(bytes(32)).update(bytes(16))
+    stream = noise_module.key_stream(bytes(32)).update(bytes(16))
     assert stream.hex() == "76b8e0ada0f13d90405d6ae55386bd28"
 
 
@@ -73,9 +71,9 @@ def test_a_forked_process_does_not_repeat_its_parents_noise():
 
 
 def test_a_key_is_not_used_beyond_its_length(monkeypatch):
-    monkeypatch.setattr(chacha, "_BYTES_PER_KEY", 64)
+    monkeypatch.setattr(noise_module, "_BYTES_PER_KEY", 64)
     taken = []
-    monkeypatch.setattr(chacha.os, "urandom", lambda n: taken.append(n) or bytes(n))
+    monkeypatch.setattr(noise_module.os, "urandom", lambda n: taken.append(n) or bytes(n))
     source = ChaChaNoise()
     assert np.array_equal(source.words(8), source.words(8))
     assert len(taken) == 2
@@ -103,7 +101,7 @@ CLIENTS = torch.tensor([3, 8])
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_long_row_does_not_depend_on_threads_and_consists_of_pieces(monkeypatch, threads):
-    monkeypatch.setattr(random, "_PIECE", 1000)
+    monkeypatch.setattr(noise_module, "_ROW_PIECE", 1000)
     noise = Streams(5).at("local noise", 2)
     again = noise.normal(CLIENTS, 4100, CPU, torch.float64)
     before = torch.get_num_threads()

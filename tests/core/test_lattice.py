@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from dpfedexp.core import noise as lattice
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.noise import lattice
-from dpfedexp.core.noise.chacha import ChaChaNoise
-from dpfedexp.core.noise.lattice import add_noise, check_room, discrete_gaussian, step_for, truncate, truncated_sum
+from dpfedexp.core.noise import ChaChaNoise, add_noise, check_room, discrete_gaussian, step_for, truncate, truncated_sum
 from dpfedexp.errors import InputError
 
 ONE_IN_A_MILLION = 1e-6

@@ -9,7 +9,7 @@ import torch
 
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg
 from dpfedexp.algorithms.round import State, advance
-from dpfedexp.core.server import Adam, Extrapolate, Momentum
+from dpfedexp.core.step_size import Adam, Extrapolate, Momentum
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Release
 

@@ -9,8 +9,8 @@ import torch
 from dpfedexp import cdp_fedexp, dp_fedavg, fedexp, ldp_fedexp
 from dpfedexp.accounting import Sampling, compose
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.noise.lattice import step_for
-from dpfedexp.core.votes import Ask, Vote, centred, check_votes, collected, default_noise, estimate, on_lattice, shares
+from dpfedexp.core.noise import step_for
+from dpfedexp.core.sums import Ask, Vote, centred, check_votes, collected, default_noise, estimate, on_lattice, shares
 from dpfedexp.errors import InputError
 
 LOSS = Vote("loss", -2.0, 8.0, noise=3.0)

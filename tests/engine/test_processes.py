@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dpfedexp import (
+    Candidate,
     Execution,
     Federation,
     InputError,
@@ -30,6 +31,7 @@ from dpfedexp import (
     cdp_fedexp,
     dp_scaffold,
     fedavg,
+    fit,
     ldp_fedexp,
     train,
 )
@@ -37,7 +39,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.cli import main
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load, parse
-from dpfedexp.core.votes import Ask
+from dpfedexp.core.sums import Ask
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine import ranks as distributed
 from dpfedexp.engine.engine import Engine
@@ -256,6 +258,9 @@ SHARED = {
         {"participation": Poisson(0.4), "population": M - 1, "execution": Execution(chunk_size=3)},
     ),
     "votes": (cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
+    # So few clients at a small epsilon measure nothing but noise.
+    "fit": (None, {"epsilon": 400.0, "evaluate": "clients"}),
+    "candidates": (None, {"epsilon": 400.0, "candidates": [Candidate(), Candidate(rate=0.3)]}),
     **sized(
         {},
         {
@@ -289,7 +294,10 @@ def asking(*given, **options):
 def shared_run(name):
     algorithm, more = SHARED[name]
     with patch("dpfedexp.engine.train.prepare", asking if name == "votes" else prepare):
-        run = train(linear_regression(D), uneven(), algorithm, **(USUAL | more))
+        given = (linear_regression(D), uneven())
+        run = (
+            train(*given, algorithm, **(USUAL | more)) if algorithm else fit(*given, **(USUAL | {"local": None} | more))
+        )
     history = [{key: value for key, value in record.items() if key != "seconds"} for record in run.history]
     return {"weights": weights(run), "history": history, "stopped": run.stopped, "epsilon": run.privacy.epsilon_total}
 

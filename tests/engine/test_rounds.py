@@ -26,8 +26,8 @@ from dpfedexp import (
     train,
 )
 from dpfedexp.accounting import Ledger
-from dpfedexp.core.noise.streams import Streams
-from dpfedexp.core.server import Extrapolate
+from dpfedexp.core.noise import Streams
+from dpfedexp.core.step_size import Extrapolate
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import engine, simulated
 from dpfedexp.engine.engine import Ahead

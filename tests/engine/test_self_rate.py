@@ -20,8 +20,8 @@ from dpfedexp import (
     train,
 )
 from dpfedexp.accounting import Ledger, compose
-from dpfedexp.algorithms.participation import Full
 from dpfedexp.algorithms.probe import UPDATE, asked, probe_of
+from dpfedexp.algorithms.round import Full
 from dpfedexp.core.local_rate import RATES
 from dpfedexp.engine import checkpoint, verify
 from dpfedexp.engine.engine import HELPED_SO_FAR, LOCAL_RATE, Engine, Request

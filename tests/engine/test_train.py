@@ -9,9 +9,9 @@ from torch import nn
 
 from dpfedexp import Execution, Federation, FixedSize, InputError, Sgd, cdp_fedexp, dp_fedavg, fit, train
 from dpfedexp.accounting import Ledger, Sampling, compose
-from dpfedexp.accounting.charges import central_gaussian
+from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.accounting.statement import PrivacyStatement
-from dpfedexp.algorithms.participation import Full
+from dpfedexp.algorithms.round import Full
 from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.engine.conduct import epsilon_so_far, next_known
 from dpfedexp.engine.fit import MANY, USUAL, rounds_for

@@ -8,7 +8,7 @@ import torch
 from dpfedexp import Execution, Sgd, cdp_fedexp, fedavg
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms.probe import UPDATE
-from dpfedexp.core.votes import Ask
+from dpfedexp.core.sums import Ask
 from dpfedexp.data import Federation, synthetic_regression
 from dpfedexp.engine.engine import Request
 from dpfedexp.engine.prepare import prepare

@@ -14,8 +14,8 @@ from scipy.stats import ks_2samp
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedexp, ldp_fedexp
-from dpfedexp.algorithms.participation import Poisson
-from dpfedexp.core.noise.streams import KeyedNoise, Streams
+from dpfedexp.algorithms.round import Poisson
+from dpfedexp.core.noise import KeyedNoise, Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.train import train
 from dpfedexp.flower import DpFedExp, answer, private_training
@@ -40,7 +40,7 @@ def silent_streams(monkeypatch, noise=Silence) -> None:
     def at(self, purpose, round):
         return noise() if "noise" in purpose else KeyedNoise(self.seed, purpose, round)
 
-    monkeypatch.setattr("dpfedexp.core.noise.streams.Streams.at", at)
+    monkeypatch.setattr("dpfedexp.core.noise.Streams.at", at)
 
 
 SMALL = 1e-4

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, RecordDict
 
 from dpfedexp.algorithms import fedavg, ldp_fedexp
-from dpfedexp.core.votes import within_clip
+from dpfedexp.core.sums import within_clip
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import strategy_from
 from dpfedexp.flower.client import Announcement

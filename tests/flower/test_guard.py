@@ -16,7 +16,7 @@ from dpfedexp.accounting import Ledger, Sampling, gdp
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.core.clipping import Clipped, clip
-from dpfedexp.core.votes import within_clip
+from dpfedexp.core.sums import within_clip
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import Guard
 from dpfedexp.flower import guard as guard_ledger

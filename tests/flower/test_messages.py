@@ -15,10 +15,8 @@ from scipy.stats import chi
 
 from dpfedexp.accounting import Sampling
 from dpfedexp.core.clipping import Clipped
-from dpfedexp.core.noise.lattice import step_for
-from dpfedexp.core.noise.streams import Streams
-from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import Vote, within_clip
+from dpfedexp.core.noise import Streams, step_for
+from dpfedexp.core.sums import Sums, Vote, within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.flower.messages import (
     REPORT,

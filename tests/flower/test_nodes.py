@@ -13,7 +13,7 @@ from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.engine.verify import recompute, verify_run
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.nodes import joined
+from dpfedexp.flower.cohort import joined
 
 from .loopback import LoopbackGrid, Silence, flat, plain_app, problem
 

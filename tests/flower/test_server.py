@@ -12,12 +12,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, ldp_fedexp
-from dpfedexp.algorithms.participation import FixedSize, Poisson
+from dpfedexp.algorithms.round import FixedSize, Poisson
 from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp
+from dpfedexp.flower.cohort import choose
 from dpfedexp.flower.messages import REPORT, REQUEST
-from dpfedexp.flower.nodes import choose
 
 from .loopback import LoopbackGrid, Silence, deploy, flat, grid_of, plain_app, problem
 

@@ -25,7 +25,7 @@ from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
 
 from dpfedexp.accounting import Ledger, Sampling
-from dpfedexp.core.noise.lattice import expand, from_words
+from dpfedexp.core.noise import expand, from_words
 from dpfedexp.errors import InputError
 from dpfedexp.flower import site as seam_module
 from dpfedexp.flower.access import VERSIONS

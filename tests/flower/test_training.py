@@ -16,9 +16,8 @@ from torch import nn
 
 from dpfedexp import Execution, Federation, StepRate, cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, train
 from dpfedexp.accounting import Sampling
-from dpfedexp.core.batches import schedule
-from dpfedexp.core.local import OPTIMISERS, Sgd
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.local import OPTIMISERS, Sgd, schedule
+from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.flower import DpFedExp, answer, data_path, local_from, serve, strategy_from, train_local

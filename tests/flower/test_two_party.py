@@ -14,8 +14,7 @@ from dpfedexp.accounting import Ledger, compose
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold
 from dpfedexp.algorithms.algorithm import aggregated
-from dpfedexp.algorithms.participation import Poisson
-from dpfedexp.algorithms.round import advance
+from dpfedexp.algorithms.round import Poisson, advance
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp, answer, private_training, strategy_from

@@ -12,9 +12,9 @@ from flwr.clientapp import ClientApp
 
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, ldp_fedexp
-from dpfedexp.algorithms.participation import Full
 from dpfedexp.algorithms.probe import bind
-from dpfedexp.core.votes import Ask, Vote
+from dpfedexp.algorithms.round import Full
+from dpfedexp.core.sums import Ask, Vote
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.flower import DpFedExp, private_training

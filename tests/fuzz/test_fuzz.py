@@ -35,8 +35,8 @@ from dpfedexp.accounting.events import to_json
 from dpfedexp.cli import app
 from dpfedexp.cli.train import TEMPLATE
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.noise.streams import Streams
-from dpfedexp.core.votes import within_clip
+from dpfedexp.core.noise import Streams
+from dpfedexp.core.sums import within_clip
 from dpfedexp.data import synthetic_regression
 from dpfedexp.data.data_sets import read_idx
 from dpfedexp.engine import checkpoint as checkpoints

@@ -9,7 +9,7 @@ import torch
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.noise.lattice import to_words
+from dpfedexp.core.noise import to_words
 from dpfedexp.flower.helper import HelperFile
 from dpfedexp.mechanisms.aggregation import PrivateKey, Round, masked, new_key
 from dpfedexp.mechanisms.text import encode

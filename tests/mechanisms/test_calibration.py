@@ -18,7 +18,7 @@ from dpfedexp import (
     train,
 )
 from dpfedexp.accounting import compose
-from dpfedexp.algorithms.participation import Full
+from dpfedexp.algorithms.round import Full
 from dpfedexp.config import parse
 from dpfedexp.data import synthetic_regression
 from dpfedexp.mechanisms import CentralGaussian

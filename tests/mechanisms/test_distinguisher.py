@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from dpfedexp.core.clipping import Clipped
-from dpfedexp.core.noise.chacha import ChaChaNoise
+from dpfedexp.core.noise import ChaChaNoise
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Report
 
 TRIALS, WIDTH = 300, 256
@@ -81,7 +81,7 @@ def test_on_the_grid_the_low_bits_of_both_inputs_have_the_same_law(name):
 
 def test_a_report_on_the_grid_does_not_depend_on_bits_below_it():
     """Two updates that differ only below the grid give the same distribution: with the same draws, the same report."""
-    from dpfedexp.core.noise.streams import Streams
+    from dpfedexp.core.noise import Streams
 
     mechanism = CentralGaussian(CLIP, 5.0).secure()
     noise = Streams(0).at("noise", 1)

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfedexp.accounting import Query, Sampling
+from dpfedexp.core import noise as noise_module
 from dpfedexp.core.clipping import BLOCK, clip
-from dpfedexp.core.noise import lattice as discrete
-from dpfedexp.core.noise.streams import Streams
-from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import Vote, within_clip
+from dpfedexp.core.noise import Streams
+from dpfedexp.core.sums import Sums, Vote, within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit, Release
 from dpfedexp.mechanisms.base import lift, total
@@ -151,9 +150,9 @@ def test_every_query_is_charged_with_its_own_bound_sensitivity_noise_and_diamete
 
 def test_strict_noise_without_opendp_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
-    discrete._discrete.cache_clear()
+    noise_module._discrete.cache_clear()
     with pytest.raises(InputError, match="needs OpenDP"):
-        discrete.discrete_gaussian((2,), 3.0)
+        noise_module.discrete_gaussian((2,), 3.0)
 
 
 RADIUS, M, D = 0.3, 50, 4000

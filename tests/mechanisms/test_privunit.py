@@ -10,7 +10,7 @@ from scipy import stats
 
 from dpfedexp.accounting import Sampling
 from dpfedexp.core.clipping import Clipped, clip
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import PrivUnit
 from dpfedexp.mechanisms.privunit import ScalarDP, best_split, direction, sample_direction, sample_height

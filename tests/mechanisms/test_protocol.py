@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.core.noise.lattice import from_words
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.noise import Streams, from_words
 from dpfedexp.errors import InputError
 from dpfedexp.flower.guard import Refused
 from dpfedexp.flower.helper import HelperFile

@@ -10,9 +10,7 @@ from scipy import stats
 from dpfedexp.accounting import Sampling
 from dpfedexp.algorithms.probe import in_bins
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.noise.chacha import ChaChaNoise
-from dpfedexp.core.noise.lattice import STRICT_EXCESS
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.noise import STRICT_EXCESS, ChaChaNoise, Streams
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, Report
 from dpfedexp.mechanisms.text import decode, encode

@@ -9,12 +9,11 @@ from typer.testing import CliRunner
 
 from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_fedavg, fedavg, train
 from dpfedexp.accounting import Ledger, PrivacyStatement, compose
-from dpfedexp.accounting.charges import RoundSettings
-from dpfedexp.accounting.events import Sampling, from_json, to_json
+from dpfedexp.accounting.events import RoundSettings, Sampling, from_json, to_json
 from dpfedexp.audit.mechanisms import Case, audit_mechanism
 from dpfedexp.cli import app
 from dpfedexp.core.clipping import Clipped, clip
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.noise import Streams
 from dpfedexp.mechanisms import MECHANISMS, Mechanism, Report, mechanism_class
 from dpfedexp.mechanisms.registry import round_event
 from dpfedexp.mechanisms.text import decode, encode

@@ -10,13 +10,10 @@ from scipy import stats
 
 from dpfedexp import Poisson, Sgd, cdp_fedexp, dp_fedavg, fedavg, ldp_fedexp, train
 from dpfedexp.accounting import Sampling, compose, gdp
+from dpfedexp.core import noise as noise_module
 from dpfedexp.core.clipping import Clipped, clip
-from dpfedexp.core.noise import lattice as grid_module
-from dpfedexp.core.noise.chacha import ChaChaNoise
-from dpfedexp.core.noise.lattice import STRICT_BITS
-from dpfedexp.core.noise.streams import Streams
-from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import within_clip
+from dpfedexp.core.noise import STRICT_BITS, ChaChaNoise, Streams
+from dpfedexp.core.sums import Sums, within_clip
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.prepare import prepare
@@ -244,7 +241,7 @@ def discrete(monkeypatch):
         scales.append(scale)
         return torch.full(tuple(shape), round(3.0 * scale), dtype=torch.float64)
 
-    monkeypatch.setattr(grid_module, "discrete_gaussian", draw)
+    monkeypatch.setattr(noise_module, "discrete_gaussian", draw)
     return scales
 
 

@@ -13,9 +13,8 @@ from dpfedexp.accounting import compose
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms.algorithm import aggregated
 from dpfedexp.core.clipping import AdaptiveClip, clip
-from dpfedexp.core.noise.lattice import expand, fresh_seed, hide, masked_sum
-from dpfedexp.core.noise.streams import Streams
-from dpfedexp.core.votes import Ask
+from dpfedexp.core.noise import Streams, expand, fresh_seed, hide, masked_sum
+from dpfedexp.core.sums import Ask
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
 

@@ -14,9 +14,8 @@ from dpfedexp import cdp_fedexp
 from dpfedexp.accounting import Sampling
 from dpfedexp.accounting.events import to_json
 from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip
-from dpfedexp.core.noise.chacha import ChaChaNoise
-from dpfedexp.core.noise.streams import Streams
-from dpfedexp.core.votes import Vote, within_clip
+from dpfedexp.core.noise import ChaChaNoise, Streams
+from dpfedexp.core.sums import Vote, within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, NoPrivacy
 from dpfedexp.mechanisms.text import decode, encode

@@ -9,7 +9,7 @@ import pytest
 from reproduction.paper import sections
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.core.votes import WITHIN, Ask
+from dpfedexp.core.sums import WITHIN, Ask
 from dpfedexp.engine.conduct import show
 from dpfedexp.engine.plot import Chart, Panel, Series, draw
 from dpfedexp.errors import InputError
@@ -118,7 +118,7 @@ def test_the_paper_in_its_own_order(tmp_path):
     assert "[algorithm]" in text
 
 
-def test_a_run_of_one_round_without_metrics_has_a_page(tmp_path):
+def test_a_run_of_one_round_without_metrics_has_a_page(tmp_path, undrawn):
     """Nothing varies over one round, so there is no chart; that was a division by zero."""
     folder = write_run(tmp_path / "sweep" / "run", rounds=1)
     (folder / "metrics.jsonl").write_text('{"round": 1, "eta_g": -0.0, "clip": 0.3, "epsilon_total": 1.0}\n')
@@ -128,11 +128,11 @@ def test_a_run_of_one_round_without_metrics_has_a_page(tmp_path):
     assert "data-panel=" in check(report(tmp_path / "sweep"))[0]
 
 
-def test_pages_and_figures_can_be_compared_by_their_bytes(tmp_path):
+def test_pages_and_figures_can_be_compared_by_their_bytes(tmp_path, undrawn):
     folder = write_paper(tmp_path / "paper", "synthetic")
     assert report(folder).read_bytes() == report(folder).read_bytes()
     line = Series("a", [1, 10], [1.0, 2.0], [0.5, 1.0], [2.0, 3.0])
-    chart = Chart("four", "", "", [Panel(f"panel {i}", "x", "y", [line], i % 2 == 0, i > 1) for i in range(4)])
+    chart = Chart("two", "", "", [Panel(f"panel {i}", "x", "y", [line], i == 0, i == 1) for i in range(2)])
     (tmp_path / "b").mkdir()
     first = [path.read_bytes() for path in draw(chart, tmp_path)]
     assert [path.read_bytes() for path in draw(chart, tmp_path / "b")] == first

@@ -4,7 +4,6 @@ import pytest
 import torch
 from reproduction.__main__ import app
 from reproduction.benchmarks import pieces
-from reproduction.benchmarks.noise_cost import noise_cost
 from reproduction.benchmarks.plain import plain_round
 from reproduction.benchmarks.workloads import WORKLOADS, wide, workload
 from typer.testing import CliRunner
@@ -24,7 +23,7 @@ def test_the_json_list_has_a_row_per_system_with_its_seconds_and_bytes():
         assert row["cohort"] == 3
         assert row["device"] == "cpu"
         assert row["parameters"] == sum(p.numel() for p in workload("lstm").build().parameters())
-        assert 0 < row["seconds_per_round"] < 600
+        assert row["seconds_per_round"] > 0
         assert row["peak_memory_bytes"] > 10**7
 
 
@@ -54,9 +53,3 @@ def test_the_plain_loop_takes_our_round():
     ours = train(model, clients, fedavg(), local=Sgd(lr=0.1, steps=2), rounds=1, progress=False, device="cpu")
     start, end = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, ours.model))
     assert torch.allclose(end - start, loop, atol=1e-6)
-
-
-def test_secure_noise_costs_less_than_twice_the_plain_one():
-    """The fastest of many alternating passes, up to three times: other work on the machine only ever adds."""
-    found = [noise_cost(5046, strict=False, passes=15) for _ in range(3)]
-    assert min(secure / plain for plain, secure, _ in found) < 2.0

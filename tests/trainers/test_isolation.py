@@ -11,8 +11,8 @@ from torch import nn
 from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_scaffold, train
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms.probe import UPDATE
-from dpfedexp.core.batches import schedule
-from dpfedexp.core.layout import Layout
+from dpfedexp.core.local import schedule
+from dpfedexp.core.modules import Layout
 from dpfedexp.engine.engine import Request
 from dpfedexp.errors import RoundFailed
 from dpfedexp.trainers import isolation
@@ -30,7 +30,7 @@ REPLACED = 7
 pytestmark = pytest.mark.usefixtures("same_streams")
 
 
-def federation(size: int, seed: int, clients: int = 24) -> Federation:
+def federation(size: int, seed: int, clients: int = 16) -> Federation:
     """Clients of unequal sizes, some empty, one of which is replaced by one of `size` made from `seed`."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randint(1, 9, (clients,), generator=generator)
@@ -59,8 +59,8 @@ def others(clients: Federation, algorithm, local: Sgd, trainer: str, device: str
 
 
 LOCALS = {
-    "full batch": Sgd(lr=3.0, steps=12, max_examples=6),
-    "batches": Sgd(lr=3.0, steps=12, batch_size=4),
+    "full batch": Sgd(lr=3.0, steps=6, max_examples=6),
+    "batches": Sgd(lr=3.0, steps=6, batch_size=4),
     "epochs": Sgd(lr=3.0, epochs=3, batch_size=3, max_examples=40),
     "proximal": Sgd(lr=1.0, steps=5, max_examples=50, proximal=0.1),
 }
@@ -81,7 +81,7 @@ CASES = [
 def test_replacing_one_client_moves_no_other_row(trainer, how, device):
     if device == "cuda" and trainer.startswith("tiled"):
         pytest.skip("a GPU has no tiles")
-    replacements = ((4, 1), (333, 2), (0, 3)) if how == "full batch" else ((4, 1), (333, 2))
+    replacements = ((4, 1), (333, 2), (0, 3)) if (trainer, how) == ("vectorised", "full batch") else ((4, 1), (333, 2))
     rest = [federation(*other) for other in replacements]
     sums = unless_refused(trainer, lambda: [others(one, PRIVATE, LOCALS[how], trainer, device) for one in rest])
     if sums is None:
@@ -221,7 +221,7 @@ def test_widths_hold_the_cohort_and_fit_the_memory(cohort, most, unit, fixed):
         assert math.ceil(cohort / chunk) * chunk - cohort < chunk / 2
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", ["tiled-loop", "vectorised", "fast"])
 def test_a_client_that_nothing_can_be_learnt_from_stops_nobody_and_moves_no_other_row(trainer):
     sums = []
     for impossible in (False, True):

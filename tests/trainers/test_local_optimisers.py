@@ -3,15 +3,15 @@ their own or of the call, and one that breaks its contract is refused before a r
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
 
 import dpfedexp
 from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
-from dpfedexp.core.batches import schedule
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.local import schedule
+from dpfedexp.core.noise import Streams
 from dpfedexp.trainers.apart import check_optimiser
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
@@ -210,6 +210,15 @@ WORK = {"epochs": 2, "batch_size": 2, "proximal": 0.3}
 KINDS = {"sgd": Sgd, "heavy ball": HeavyBall, "adamw": AdamW, "bounded": Bounded}
 
 
+@cache
+def at_own_rates(name):
+    """What each client learns by the plain loop in a run at its rate."""
+    clients = sampled(SAMPLER, SIZES)
+    return torch.stack(
+        [updates(simulated(MODEL, clients, KINDS[name](lr=rate, **WORK), "loop"))[n] for n, rate in enumerate(RATES)]
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "trainer"),
     [
@@ -221,9 +230,7 @@ KINDS = {"sgd": Sgd, "heavy ball": HeavyBall, "adamw": AdamW, "bounded": Bounded
 )
 def test_each_client_goes_at_its_own_rate_in_every_trainer(name, trainer, clients):
     """Float32 after up to eight steps: 2e-5 of the largest entry. The third call replays a recording with its own rates."""
-    expected = torch.stack(
-        [updates(simulated(MODEL, clients, KINDS[name](lr=rate, **WORK), "loop"))[n] for n, rate in enumerate(RATES)]
-    )
+    expected = at_own_rates(name)
     base, make = TRAINERS[trainer]
     run = simulated(MODEL, clients, KINDS[name](lr=9.0, **WORK), base)
     rows = updates(run, make(run), 1, 3, None, torch.tensor(RATES))

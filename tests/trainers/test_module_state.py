@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpfedexp import Execution, Federation, InputError, Sgd, train
 from dpfedexp.accounting import Ledger
-from dpfedexp.trainers.module_state import differing
+from dpfedexp.trainers.module_checks import differing
 from tests.trainers.shared import PRIVATE, labelled, secured
 
 LOCAL = Sgd(lr=0.1, steps=2, max_examples=6)

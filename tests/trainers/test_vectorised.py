@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from dpfedexp import InputError, Sgd, fedavg
-from dpfedexp.core.batches import schedule
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.local import schedule
+from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
 from tests.engine.plain import cases, plain_update
 from tests.trainers.shared import PRIVATE, Made, sampled, simulated, updates
@@ -14,7 +14,8 @@ EQUAL, UNEQUAL = [4, 4, 4, 4], [1, 7, 3, 4]
 
 
 VARIANTS = [
-    *((name, "sgd", trainer, UNEQUAL) for name in CASES for trainer in ("vectorised", "loop")),
+    *((name, "sgd", "vectorised", UNEQUAL) for name in CASES),
+    ("cnn", "sgd", "loop", UNEQUAL),
     *(("linear", "sgd", trainer, EQUAL) for trainer in ("vectorised", "loop", "fast")),
     *((("mlp", "groupnorm")[variant == "fedprox"], variant, trainer, UNEQUAL)
       for variant in ("fedprox", "scaffold") for trainer in ("vectorised", "loop", "fast")),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpfedexp.accounting import calibrate_noise
-from dpfedexp.accounting.charges import central_gaussian
+from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.config import Settings
 from reproduction.paper.experiments import vary
 

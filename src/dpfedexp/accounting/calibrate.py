@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.accounting.compose import compose
-from dpfedexp.accounting.events import ADJACENCIES, Adjacency, Event, GaussianEvent, Sampling
+from dpfedexp.accounting.events import ADJACENCIES, Adjacency, Event, GaussianEvent, Sampling, central_gaussian
 from dpfedexp.errors import checked, is_count, is_number, require
 
 Drawn = Literal["poisson", "fixed"]

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from dpfedexp.accounting import Event, Sampling
-from dpfedexp.accounting.charges import GammaRule
-from dpfedexp.accounting.events import ADJACENCIES, Adjacency
+from dpfedexp.accounting.events import ADJACENCIES, Adjacency, GammaRule
 from dpfedexp.core.clipping import AdaptiveClip, check_radius
-from dpfedexp.core.server import Extrapolate, ServerOptimiser, check_server
-from dpfedexp.core.step_size import AnyRule, Safe, Step
-from dpfedexp.core.votes import Ask
+from dpfedexp.core.step_size import AnyRule, Extrapolate, Safe, ServerOptimiser, Step, check_server
+from dpfedexp.core.sums import Ask
 from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
 from dpfedexp.mechanisms import Mechanism, Secure, Terms, mechanism_class
 from dpfedexp.mechanisms.base import Beside, Numerator
@@ -58,7 +56,7 @@ class Algorithm:
         adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all (central only).
         epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
         gamma: PrivUnit's cap: "exact", "paper" or "optimal".
-        server: what moves the model (`dpfedexp.core.server`).
+        server: what moves the model (`dpfedexp.core.step_size`).
         scaffold: what DP-SCAFFOLD's control variates follow, None without.
         average_last: how many of the newest iterates the reported model averages: post-processing, at no cost in privacy.
 

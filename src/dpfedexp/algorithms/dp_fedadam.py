@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dpfedexp.accounting.charges import GammaRule
-from dpfedexp.accounting.events import Adjacency
+from dpfedexp.accounting.events import Adjacency, GammaRule
 from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
-from dpfedexp.core.server import Adam
-from dpfedexp.core.step_size import one
+from dpfedexp.core.step_size import Adam, one
 from dpfedexp.errors import checked
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from dpfedexp.accounting.charges import GammaRule
-from dpfedexp.accounting.events import Adjacency
+from dpfedexp.accounting.events import Adjacency, GammaRule
 from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Control, Epsilons, Per, clip_of
 from dpfedexp.core.step_size import one
 from dpfedexp.errors import InputError, checked, require

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from dpfedexp.accounting.charges import GammaRule
-from dpfedexp.accounting.events import Adjacency
+from dpfedexp.accounting.events import Adjacency, GammaRule
 from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
 from dpfedexp.core import step_size
 from dpfedexp.errors import InputError, checked, nearest

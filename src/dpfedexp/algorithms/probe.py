@@ -10,12 +10,12 @@ from torch import Tensor
 
 from dpfedexp.accounting import Event, Sampling
 from dpfedexp.algorithms.algorithm import Algorithm
-from dpfedexp.algorithms.participation import Participation
+from dpfedexp.algorithms.round import Participation
 from dpfedexp.core.client_metrics import EVALUATION, WIDTH
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES, SCALES, scale_rounds
-from dpfedexp.core.votes import HALF, Ask, Secure
+from dpfedexp.core.sums import HALF, Ask, Secure
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Mechanism, mechanism_class
 from dpfedexp.mechanisms.base import Beside

@@ -1,20 +1,229 @@
-"""What a round does after its release, in a simulator and a deployment alike: the step size, the server's move, the next clip."""
+"""A round of any algorithm, in a simulator and a deployment alike: who takes part, how many clients the public is told there are,
+and what follows the release: the step size, the server's move, the next clip.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dpfedexp.accounting.events import Adjacency, Sampling
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.server import Moments
-from dpfedexp.core.step_size import Memory, next_step
-from dpfedexp.errors import InputError
+from dpfedexp.core.noise import ChaChaNoise, KeyedNoise
+from dpfedexp.core.step_size import Memory, Moments, next_step
+from dpfedexp.errors import InputError, checked, is_count, is_number, require
 from dpfedexp.mechanisms import Release
+
+Draws = KeyedNoise | ChaChaNoise
+"""Where the choice comes from: the run's seed, or the operating system."""
+
+
+class Participation(Protocol):
+    """`sampling` and `expected` are asked with the public population, `cohort` with the number of clients that are there."""
+
+    def sampling(self, clients: int) -> Sampling:
+        """What the accountant is told."""
+        ...
+
+    def expected(self, clients: int) -> float:
+        """The public cohort size that sums are divided by."""
+        ...
+
+    def cohort(self, clients: int, noise: Draws) -> Tensor:
+        """The clients of one round, sorted."""
+        ...
+
+
+def public_population(
+    adjacency: Adjacency, participation: Participation, present: int, population: int | None = None
+) -> int:
+    """The number of clients that denominators, sampling rates and accounting are made from.
+
+    Formal guarantee: it is the same for all neighbours. Under replace-one they have equally many clients, so it is the number of
+    those present. Under add-remove that number is what the guarantee hides: a divisor counted from the data would move the whole
+    mean when one client comes or goes. There it is declared.
+
+    Args:
+        present: how many clients the federation holds; private under add-remove.
+        population: the declared number. Under add-remove the federation may hold more or fewer.
+    """
+    if population is not None:
+        require(is_count(population), f"population is {population!r}; it must be a positive whole number.")
+    if adjacency == "replace-one":
+        require(
+            population is None or population == present,
+            f"population is {population}, but the federation has {present} clients; under replace-one adjacency it must be "
+            "that number, or be left out.",
+        )
+        return present
+    if population is None:
+        raise InputError(
+            "population is missing: under add-remove adjacency the number of clients is private, so sums are divided by a number "
+            "that is declared and not counted; write population=1000, say, or population = 1000 under [participation]."
+        )
+    # With one client more than that, somebody would be pushed out: not the full round that would be charged.
+    require(
+        not isinstance(participation, FixedSize) or participation.count < population,
+        f"participation is a fixed cohort of {getattr(participation, 'count', 0)} of {population} clients under add-remove "
+        "adjacency; it must be smaller than the population, or Full(), which takes everybody who is there.",
+    )
+    return int(population)
+
+
+@checked
+@dataclass(frozen=True)
+class Full:
+    """Every client in every round.
+
+    >>> Full().expected(1000)
+    1000.0
+    """
+
+    def sampling(self, clients: int) -> Sampling:
+        return Sampling()
+
+    def expected(self, clients: int) -> float:
+        return float(clients)
+
+    def cohort(self, clients: int, noise: Draws) -> Tensor:
+        return torch.arange(clients)
+
+
+@checked
+@dataclass(frozen=True)
+class Poisson:
+    """Every client independently with probability `rate`; how many came is private, so sums are divided by rate·M.
+
+    With rate 1 it is `Full`, and costs what that costs.
+
+    >>> Poisson(0.1).expected(1000)
+    100.0
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require(
+            is_number(self.rate) and 0 < self.rate <= 1,
+            f"participation rate is {self.rate!r}; it must be above 0 and at most 1.",
+        )
+
+    def sampling(self, clients: int) -> Sampling:
+        return Sampling("poisson", self.rate) if self.rate < 1 else Sampling()
+
+    def expected(self, clients: int) -> float:
+        return self.rate * clients
+
+    def cohort(self, clients: int, noise: Draws) -> Tensor:
+        # Draws are multiples of 2⁻⁵³: rounded down to one, the rate that is drawn is never above the one that is charged.
+        rate = math.floor(self.rate * 2.0**53) / 2.0**53
+        return torch.from_numpy(noise.generator(0).random(clients) < rate).nonzero().flatten()
+
+
+@checked
+@dataclass(frozen=True)
+class FixedSize:
+    """A uniformly random set of `count` clients, without replacement; all of them where fewer are there.
+
+    Under add-remove one client more pushes another one out, so two contributions differ and no amplification is claimed. Sums are
+    divided by `count` in any case.
+
+    >>> FixedSize(100).expected(1000)
+    100.0
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        require(is_count(self.count), f"cohort is {self.count!r}; it must be a positive whole number.")
+
+    def sampling(self, clients: int) -> Sampling:
+        require(
+            self.count <= clients,
+            f"cohort is {self.count}, but the federation has {clients} clients; it must be at most {clients}.",
+        )
+        return Sampling("fixed", int(self.count) / clients) if self.count < clients else Sampling()
+
+    def expected(self, clients: int) -> float:
+        return float(self.count)
+
+    def cohort(self, clients: int, noise: Draws) -> Tensor:
+        count = min(int(self.count), clients)
+        return torch.from_numpy(noise.generator(0).choice(clients, count, replace=False)).sort().values
+
+
+@checked
+@dataclass(frozen=True)
+class LargerCohort:
+    """A few simulated clients that stand for the larger cohort of a deployment, as simulators of federated learning do.
+
+    Sampling rate, denominator and noise are the deployment's, and so is the promise: it is not one to the simulated clients.
+
+    Args:
+        simulated: who of the clients that are there takes part.
+        noise_cohort: clients of a round of the deployment.
+        stand_ins: how many simulated clients are expected in a round.
+
+    >>> LargerCohort(FixedSize(50), noise_cohort=1000, stand_ins=50).sampling(20000)
+    Sampling(kind='fixed', rate=0.05)
+    """
+
+    simulated: Participation
+    noise_cohort: int
+    stand_ins: float
+
+    def __post_init__(self) -> None:
+        require(
+            is_count(self.noise_cohort) and self.noise_cohort >= self.stand_ins,
+            f"noise_cohort is {self.noise_cohort!r}; it must be a whole number of clients, at least the {self.stand_ins:g} that a "
+            "round simulates.",
+        )
+
+    @property
+    def factor(self) -> float:
+        """For how many clients of the deployment each simulated one stands."""
+        return self.noise_cohort / self.stand_ins
+
+    def sampling(self, clients: int) -> Sampling:
+        """How a deployment of so many clients draws its cohort, in the manner of the simulated participation."""
+        require(
+            self.noise_cohort <= clients,
+            f"noise_cohort is {self.noise_cohort}, but the population is {clients}; it must be at most that.",
+        )
+        if self.noise_cohort == clients:
+            return Sampling()
+        require(
+            not isinstance(self.simulated, Full),
+            f"noise_cohort is {self.noise_cohort} with full participation, where it is the whole population, which is {clients}; "
+            "leave the population out, or sample clients.",
+        )
+        return Sampling("fixed" if isinstance(self.simulated, FixedSize) else "poisson", self.noise_cohort / clients)
+
+    def expected(self, clients: int) -> float:
+        return float(self.noise_cohort)
+
+    def cohort(self, clients: int, noise: Draws) -> Tensor:
+        return self.simulated.cohort(clients, noise)
+
+
+def larger_cohort(
+    simulated: Participation, noise_cohort: int, present: int, population: int | None = None
+) -> tuple[LargerCohort, int]:
+    """The participation of a simulated deployment, and its public population: by default one of the simulation's rate."""
+    simulated.sampling(present)
+    larger = LargerCohort(simulated, noise_cohort, simulated.expected(present))
+    declared = round(present * larger.factor) if population is None else population
+    require(is_count(declared), f"population is {declared!r}; it must be a positive whole number.")
+    larger.sampling(int(declared))
+    return larger, int(declared)
+
 
 SHORT = 2**17
 """Up to this size the CPU is faster than a kernel launch."""

@@ -18,7 +18,7 @@ from dpfedexp.algorithms import dp_fedavg
 from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.audit.bounds import Result, skip
 from dpfedexp.core.local import Sgd
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.noise import Streams
 from dpfedexp.data import Federation
 from dpfedexp.engine.engine import Request
 from dpfedexp.engine.prepare import prepare

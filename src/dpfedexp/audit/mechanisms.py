@@ -22,16 +22,13 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from dpfedexp.accounting import Event, GaussianEvent, NonPrivateEvent, Sampling, compose
-from dpfedexp.accounting.charges import GammaRule
+from dpfedexp.accounting.events import GammaRule
 from dpfedexp.accounting.gdp import FREE_THRESHOLD
 from dpfedexp.audit import bounds
 from dpfedexp.audit.bounds import Floats, Power, Result, Score, epsilon_score, mu_score
 from dpfedexp.core.clipping import Clipped, clip
-from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.chacha import ChaChaNoise, SystemStreams
-from dpfedexp.core.noise.streams import Streams
-from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import Vote, further, within_clip
+from dpfedexp.core.noise import ChaChaNoise, Noise, Streams, SystemStreams
+from dpfedexp.core.sums import Sums, Vote, further, within_clip
 from dpfedexp.errors import checked, require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit, Release, Report
 from dpfedexp.mechanisms.base import Numerator

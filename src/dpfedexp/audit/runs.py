@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from dpfedexp.accounting import Event, Guarantee, compose, gdp
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedavg
-from dpfedexp.algorithms.participation import Participation, Poisson
+from dpfedexp.algorithms.round import Participation, Poisson
 from dpfedexp.audit import bounds as stats
 from dpfedexp.audit.bounds import Floats, Power, Result, mu_score, rare
 from dpfedexp.audit.mechanisms import discriminant

@@ -89,7 +89,7 @@ def plan(
 
 def _of_file(path: Path) -> Plan:
     """The plan of a run's settings; the clients are those that its data declare."""
-    from dpfedexp.algorithms.participation import LargerCohort
+    from dpfedexp.algorithms.round import LargerCohort
     from dpfedexp.config import load
     from dpfedexp.config.problem import build
     from dpfedexp.engine.plan import Plan

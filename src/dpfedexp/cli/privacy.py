@@ -69,7 +69,7 @@ class Round:
     def event(self, z: float | None) -> Event:
         """One round with noise multiplier z."""
         from dpfedexp.accounting import Sampling
-        from dpfedexp.accounting.charges import RoundSettings
+        from dpfedexp.accounting.events import RoundSettings
         from dpfedexp.mechanisms.registry import round_event
 
         rate, epsilons = self.sampling_rate, (self.epsilon0, self.epsilon1, self.epsilon2)

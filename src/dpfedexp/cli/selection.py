@@ -22,7 +22,7 @@ from typing import Any
 
 from dpfedexp.accounting import compose, gdp
 from dpfedexp.accounting.pld import number_of_runs, selection_epsilon
-from dpfedexp.algorithms.participation import Full
+from dpfedexp.algorithms.round import Full
 from dpfedexp.cli import trials
 from dpfedexp.cli.trials import Plan, Trial
 from dpfedexp.engine.outlets import CONFIG

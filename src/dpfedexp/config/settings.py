@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from dpfedexp import algorithms
 from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms import participation as cohorts
+from dpfedexp.algorithms import round as cohorts
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.algorithms.probe import Extras, asked, evaluation_count, evaluation_interval
 from dpfedexp.core.clipping import AdaptiveClip

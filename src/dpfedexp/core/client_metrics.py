@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpfedexp.accounting.events import EVALUATION as EVALUATION
 from dpfedexp.core.losses import Loss, aligned, class_dimension, compared, read, reading_of
-from dpfedexp.core.votes import HALF
+from dpfedexp.core.sums import HALF
 from dpfedexp.errors import InputError
 
 Kind = Literal["classes", "binary", "numbers", "loss"]

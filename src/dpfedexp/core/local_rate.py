@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dpfedexp.core.votes import Ask
+from dpfedexp.core.sums import Ask
 
 RATES = tuple(10.0 ** (step / 2) for step in range(-8, 5))
 """The public grid: half decades from 10⁻⁴ to 10²."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dpfedexp.core.modules import shape_of
 from dpfedexp.errors import InputError, nearest
-from dpfedexp.inputs import shape_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 IGNORED = -100

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import data
 
+from dpfedexp.core.modules import leaves
 from dpfedexp.errors import InputError, checked, is_count, require
-from dpfedexp.inputs import leaves
 
 Transform = Callable[[Tensor], Tensor]
 

@@ -13,21 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfedexp.core.modules import each, leaves
+from dpfedexp.data import arrays
 from dpfedexp.data import partition as dealing
-from dpfedexp.data.arrays import (
-    Transform,
-    as_inputs,
-    as_tensor,
-    cast_inputs,
-    cast_targets,
-    check_finite,
-    concatenate_clients,
-    rows,
-)
 from dpfedexp.data.partition import as_assignment, by_ids, in_order, is_text
 from dpfedexp.data.tables import Columns, Names, client_files, client_ids_of, listed, partitions, read_files
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.inputs import each, leaves
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +36,7 @@ class Options(TypedDict, total=False):
     """Options of every constructor; see `Federation`."""
 
     dtype: torch.dtype | None
-    transform: Transform | None
+    transform: arrays.Transform | None
     finite: bool
 
 
@@ -76,13 +67,13 @@ class Federation:
         assignment: Any,
         *,
         dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
+        transform: arrays.Transform | None = None,
         finite: bool = True,
         names: Sequence[Hashable] | None = None,
     ) -> None:
-        self.inputs: Any = each(lambda part: _compact(part, dtype), as_inputs("inputs", inputs))
-        self.targets = _compact(as_tensor("targets", targets), dtype)
-        examples = rows(self.inputs)
+        self.inputs: Any = each(lambda part: _compact(part, dtype), arrays.as_inputs("inputs", inputs))
+        self.targets = _compact(arrays.as_tensor("targets", targets), dtype)
+        examples = arrays.rows(self.inputs)
         require(examples > 0, "inputs is empty; a federation needs at least one row.")
         require(
             examples == len(self.targets),
@@ -90,8 +81,8 @@ class Federation:
         )
         if finite:
             for part in leaves(self.inputs):
-                check_finite("inputs", part)
-            check_finite("targets", self.targets)
+                arrays.check_finite("inputs", part)
+            arrays.check_finite("targets", self.targets)
         split = as_assignment(assignment, examples)
         holders = np.bincount(split.rows, minlength=examples)
         require(
@@ -125,7 +116,7 @@ class Federation:
             options: see `Federation`.
         """
         names, given = (tuple(clients), clients.values()) if isinstance(clients, Mapping) else (None, clients)
-        inputs, targets, sizes = concatenate_clients(given)
+        inputs, targets, sizes = arrays.concatenate_clients(given)
         return cls(inputs, targets, in_order(sizes), names=names, **options)
 
     @classmethod
@@ -157,7 +148,7 @@ class Federation:
             (assignment is None) != (client_ids is None),
             "who holds which row is given twice or not at all; give assignment or client_ids, one of them.",
         )
-        examples = rows(as_inputs("inputs", inputs))
+        examples = arrays.rows(arrays.as_inputs("inputs", inputs))
         field, ids = ("assignment", assignment) if is_text(assignment) else ("client_ids", client_ids)
         if ids is None:
             return cls(inputs, targets, as_assignment(assignment, examples, clients), **options)
@@ -276,8 +267,8 @@ class Federation:
     @checked
     def iid(cls, inputs: Any, targets: Any, *, clients: int, seed: int = 0, **options: Unpack[Options]) -> Self:
         """A uniformly random split into clients whose sizes differ by at most one."""
-        inputs = as_inputs("inputs", inputs)
-        return cls(inputs, targets, dealing.iid(rows(inputs), clients, dealing.generator(seed)), **options)
+        inputs = arrays.as_inputs("inputs", inputs)
+        return cls(inputs, targets, dealing.iid(arrays.rows(inputs), clients, dealing.generator(seed)), **options)
 
     @classmethod
     @checked
@@ -420,7 +411,7 @@ class Federation:
 
     def prepare(self, inputs: Any, targets: Any, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
         """Other data, such as a test set, cast and transformed as the clients' are."""
-        inputs, targets = as_inputs("inputs", inputs), as_tensor("targets", targets)
+        inputs, targets = arrays.as_inputs("inputs", inputs), arrays.as_tensor("targets", targets)
         inputs, targets = self._cast(each(lambda part: part.to(device), inputs), targets.to(device))
         return self._transformed(inputs), targets
 
@@ -454,7 +445,7 @@ class Federation:
         return self._resident[device]
 
     def _cast(self, inputs: Any, targets: Tensor) -> tuple[Any, Tensor]:
-        return each(lambda part: cast_inputs(part, self.dtype), inputs), cast_targets(targets, self.dtype)
+        return each(lambda part: arrays.cast_inputs(part, self.dtype), inputs), arrays.cast_targets(targets, self.dtype)
 
     def _transformed(self, inputs: Any) -> Any:
         return inputs if self.transform is None else self.transform(inputs)

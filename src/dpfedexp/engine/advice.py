@@ -13,7 +13,7 @@ from typing import Any
 
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.local_rate import HELPED
-from dpfedexp.core.server import Extrapolate
+from dpfedexp.core.step_size import Extrapolate
 from dpfedexp.engine.plan import (
     DEVIATIONS,
     LEVEL,

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.algorithms.round import State
-from dpfedexp.core.layout import Layout
+from dpfedexp.core.modules import Layout
 from dpfedexp.engine import outlets
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.private_folder import is_run_id

@@ -22,17 +22,15 @@ from torch import Tensor
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.accounting.events import to_json
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms.participation import LargerCohort, Participation
 from dpfedexp.algorithms.probe import CANDIDATE, CLIP, RATE, SCALE, UPDATE, Probe
-from dpfedexp.algorithms.round import State, advance
+from dpfedexp.algorithms.round import LargerCohort, Participation, State, advance
 from dpfedexp.core import step_size
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local_rate import HELPED, RATES, chosen, located, rescaled, shake_of, slowed, watched
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.step_size import initial_memory
-from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import HALF
+from dpfedexp.core.sums import HALF, Sums
 from dpfedexp.errors import LedgerError, require
 from dpfedexp.mechanisms import Mechanism, Release
 

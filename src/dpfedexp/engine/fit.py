@@ -12,7 +12,7 @@ from torch import nn
 
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.algorithms import Algorithm, cdp_fedexp
-from dpfedexp.algorithms.participation import Full, Participation, public_population
+from dpfedexp.algorithms.round import Full, Participation, public_population
 from dpfedexp.core.local import LocalOptimiser, Sgd
 from dpfedexp.core.losses import Loss
 from dpfedexp.engine.outlets import LEDGER

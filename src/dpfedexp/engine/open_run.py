@@ -16,23 +16,11 @@ from torch import Tensor, nn
 
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.algorithms.round import State
-from dpfedexp.core.layout import Layout
-from dpfedexp.engine import checkpoint, outlets
+from dpfedexp.core.modules import Layout
+from dpfedexp.engine import checkpoint, outlets, private_folder
 from dpfedexp.engine.checkpoint import Checkpoint, NamedValues, Progress, candidate_prefix, flatten, settings_hash
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
-from dpfedexp.engine.private_folder import (
-    NOTHING_CHARGED,
-    VARIABLE,
-    Anchor,
-    OneWriter,
-    PrivateFolder,
-    SharedAnchor,
-    Tag,
-    data_tag,
-    is_run_id,
-    parameter_tag,
-)
 from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text, model_tensors
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, LedgerError, require
@@ -129,14 +117,14 @@ class OpenRun:
     name: str
     description: RunDescription
     folder: Path | None
-    private: PrivateFolder | None
+    private: private_folder.PrivateFolder | None
     ledger: Ledger
     state: State
     history: list[dict[str, Any]]
     opened_here: bool
     decided: str = ""
     """What the decision looked at that once ended the run early; it counts until the run is complete."""
-    writers: list[OneWriter] = field(default_factory=list)
+    writers: list[private_folder.OneWriter] = field(default_factory=list)
     began: float = field(default_factory=time.time)
     records: checkpoint.Records = field(default_factory=checkpoint.Records)
     _controls: bool = False
@@ -249,17 +237,19 @@ class OpenRun:
         all its runs if it protects real data, or once another run has charged it.
         """
         ledger, name = self.ledger, self.name
-        held = {one.anchor.file for one in ledger.witnesses if isinstance(one, OneWriter)}
-        anchors: list[Anchor] = [self.private] if self.private is not None and self.private.exists else []
+        held = {one.anchor.file for one in ledger.witnesses if isinstance(one, private_folder.OneWriter)}
+        anchors: list[private_folder.Anchor] = (
+            [self.private] if self.private is not None and self.private.exists else []
+        )
         if ledger.first_hash:
-            anchor = SharedAnchor.of(ledger.first_hash)
+            anchor = private_folder.SharedAnchor.of(ledger.first_hash)
             if shared or self.description.secure or anchor.mark() is not None:
                 anchors.append(anchor)
         try:
             for one in anchors:
                 # A run inside another one on the same ledger object finds the ledger's anchor held.
                 if one.file not in held:
-                    self.writers.append(OneWriter(one, _taken_back, partial(_nothing_charged, run=name)))
+                    self.writers.append(private_folder.OneWriter(one, _taken_back, partial(_nothing_charged, run=name)))
             for writer in self.writers:
                 writer.move(ledger)
         except BaseException:
@@ -311,7 +301,7 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
     """The run that the folder holds, from its checkpoint, or from its start where it has a ledger alone."""
     with source.opened(source.existing(settings_hash(run.settings) if last is None else None)) as ledger:
         name: Any = ledger.header.get("run") if last is None else last.progress.run
-        if not is_run_id(name):
+        if not private_folder.is_run_id(name):
             raise LedgerError(
                 f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run; put the "
                 "run's own ledger back, or begin a new run in a new folder."
@@ -351,25 +341,25 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
         return open_run
 
 
-def _private(run: RunDescription, name: str, folder: Path | None) -> PrivateFolder | None:
+def _private(run: RunDescription, name: str, folder: Path | None) -> private_folder.PrivateFolder | None:
     """The private folder, where the run has a folder and its clients' data are here."""
     if folder is None:
         return None
-    private = PrivateFolder.of(name, folder)
+    private = private_folder.PrivateFolder.of(name, folder)
     return None if run.data is None else private
 
 
 def _check_anchor(ledger: Ledger, folder: Path) -> None:
-    anchor = SharedAnchor.of(ledger.first_hash)
+    anchor = private_folder.SharedAnchor.of(ledger.first_hash)
     if anchor.mark() is None and len(ledger):
         raise LedgerError(
             f"the run can't be resumed: the anchor {str(anchor.path)!r} of the ledger in {str(folder)!r} is missing, so an older "
-            f"copy of the folder would go unnoticed; copy it from where the run was begun, or set {VARIABLE} to the folder that "
-            "holds it."
+            f"copy of the folder would go unnoticed; copy it from where the run was begun, or set "
+            f"{private_folder.VARIABLE} to the folder that holds it."
         )
 
 
-def _controls(progress: Progress, start: State, private: PrivateFolder) -> Tensor | None:
+def _controls(progress: Progress, start: State, private: private_folder.PrivateFolder) -> Tensor | None:
     if start.client_controls is None:
         return None
     if progress.controls:
@@ -384,7 +374,7 @@ def _controls(progress: Progress, start: State, private: PrivateFolder) -> Tenso
 
 def _nothing_charged(ledger: Ledger, mark: Mark, run: str) -> bool:
     """Whether the mark is that of a run which has not charged the ledger yet."""
-    return mark == NOTHING_CHARGED and not any(entry.run == run for entry in ledger.entries)
+    return mark == private_folder.NOTHING_CHARGED and not any(entry.run == run for entry in ledger.entries)
 
 
 def _taken_back(ledger: Ledger, mark: Mark, where: Path) -> LedgerError:
@@ -426,7 +416,7 @@ class RunDescription:
     rounds: int
     settings: NamedValues
     start: State
-    data: Tag | None = None
+    data: private_folder.Tag | None = None
     sizes: dict[str, Any] = field(default_factory=dict)
     not_covered: tuple[str, ...] = ()
     reporting: Callable[[list[dict[str, Any]]], int | None] = _no_limit
@@ -482,7 +472,7 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
         rounds,
         settings,
         engine.begin(),
-        lambda key: data_tag(task.clients, key),
+        lambda key: private_folder.data_tag(task.clients, key),
         {"chunk_size": simulation.chunk_size, "trainer": simulation.trainer.name},
         (DIAGNOSTICS,) if engine.diagnostics and engine.algorithm.private else (),
         # A client that remembers its own report carries its noise into the next one, so the sums' noises are not independent.
@@ -501,7 +491,7 @@ def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
             "participation": engine.participation,
             "model": {
                 "parameters": dict(zip(layout.names, map(list, layout.shapes), strict=True)),
-                "start": parameter_tag(engine.start.cpu()),
+                "start": private_folder.parameter_tag(engine.start.cpu()),
             },
             "clients": engine.population,
             **({} if engine.evaluation is None else {"evaluation": engine.evaluation}),

@@ -120,9 +120,8 @@ CLOCKS: Mapping[str, str] = {
     "engine.run": "the one date that all files of the folder get",
     "flower.guard": "the note of a charge in the node's own ledger, which stays with the node",
     "flower.local": "waits for processes of a federation on this machine, and dates its certificates",
-    "flower.nodes": "waits for nodes and replies; what the server's own log says of it has Flower's time of day",
+    "flower.cohort": "waits for nodes, replies and the helper; what the server's own log says of it has Flower's time of day",
     "flower.site": "waits for the app and for requests",
-    "flower.cohort": "waits for the helper",
     "machine": "the time left of a bar, which a sweep of secure runs does not show",
     "trainers.*": "measures trainers on synthetic clients",
 }

@@ -21,7 +21,7 @@ from scipy.special import chdtrc
 
 from dpfedexp.accounting import Event, Sampling, compose
 from dpfedexp.algorithms import Algorithm, dp_fedavg
-from dpfedexp.algorithms.participation import Full, Participation, Poisson
+from dpfedexp.algorithms.round import Full, Participation, Poisson
 from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.mechanisms import Mechanism, Secure
 

@@ -13,24 +13,20 @@ from torch import nn
 
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
-from dpfedexp.algorithms.participation import Full, LargerCohort, Participation, larger_cohort, public_population
 from dpfedexp.algorithms.probe import Extras, bind, evaluation_count
-from dpfedexp.algorithms.round import server_device
+from dpfedexp.algorithms.round import Full, LargerCohort, Participation, larger_cohort, public_population, server_device
 from dpfedexp.core.client_metrics import ClientMetrics
-from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.local_rate import USUAL
 from dpfedexp.core.losses import Loss, resolve
-from dpfedexp.core.noise.chacha import SystemStreams
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.modules import Layout, each
+from dpfedexp.core.noise import Streams, SystemStreams
 from dpfedexp.data.federation import Federation
 from dpfedexp.engine.engine import Engine, Evaluation
 from dpfedexp.engine.simulated import Simulation, ballots_of
 from dpfedexp.errors import InputError, checked, is_count, require
-from dpfedexp.inputs import each
 from dpfedexp.mechanisms import Secure, mechanism_class
 from dpfedexp.trainers.apart import check_optimiser
-from dpfedexp.trainers.checks import applied, first_line
 from dpfedexp.trainers.chunk_size import automatic_chunk
 from dpfedexp.trainers.client_losses import ClientScores
 from dpfedexp.trainers.draws import with_blind_masks, with_loose_weights
@@ -45,6 +41,7 @@ from dpfedexp.trainers.isolation import (
     watched,
     widths,
 )
+from dpfedexp.trainers.module_checks import applied, first_line
 from dpfedexp.trainers.recording import Synthetic, SyntheticClients, Unrecordable, refusal
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.steps import Parallel

@@ -18,23 +18,8 @@ from torch import Tensor, nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.statement import card, caveats, summary
-from dpfedexp.engine import checkpoint
+from dpfedexp.engine import checkpoint, outlets
 from dpfedexp.engine.checkpoint import differences, flatten
-from dpfedexp.engine.outlets import (
-    ADVICE,
-    CHECKPOINT,
-    CONFIG,
-    FACTS,
-    LEDGER,
-    METRICS,
-    METRICS_TABLE,
-    MODEL,
-    OUTLETS,
-    STATEMENT,
-    STATEMENT_TEXT,
-    STATUS,
-    recorded,
-)
 from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import STEERING, figure_of, metrics_in
 from dpfedexp.engine.verify import CONTEXT, read_claim, recompute
@@ -125,7 +110,11 @@ class Run:
         )
         tensors = read_parameters(path)
         trained = StoredParameters(tensors) if model is None else _filled(model, tensors, path)
-        ledger = Ledger.open(path / LEDGER, read_only=True) if (path / LEDGER).exists() else Ledger.in_memory()
+        ledger = (
+            Ledger.open(path / outlets.LEDGER, read_only=True)
+            if (path / outlets.LEDGER).exists()
+            else Ledger.in_memory()
+        )
         facts = RunFacts.read(path)
         return Run(
             trained,
@@ -188,7 +177,7 @@ class StoredParameters(nn.Module):
 
 def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Module:
     trained = copy.deepcopy(model)
-    whole = (folder / MODEL).is_file()
+    whole = (folder / outlets.MODEL).is_file()
     # A checkpoint holds what is trained; the rest is as the network has it.
     own = trained.state_dict() if whole else {name: p for name, p in trained.named_parameters() if p.requires_grad}
     for name in sorted({*own, *tensors}):
@@ -234,13 +223,13 @@ class RunFacts:
     def write(self, folder: Path) -> None:
         """Writes `run.json`; `OSError` where it can't be written."""
         values = {name: value for name, value in asdict(self).items() if value not in ("", {}, [])}
-        content = {"format": FORMAT, "version": VERSION, **recorded(FACTS, values, secure=self.secure)}
-        replace_text(folder / FACTS, json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n")
+        content = {"format": FORMAT, "version": VERSION, **outlets.recorded(outlets.FACTS, values, secure=self.secure)}
+        replace_text(folder / outlets.FACTS, json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n")
 
     @staticmethod
     def read(folder: Path) -> RunFacts | None:
         """The facts that the folder holds; None where it has none, as that of a deployment."""
-        path = folder / FACTS
+        path = folder / outlets.FACTS
         if not path.is_file():
             return None
         try:
@@ -301,7 +290,7 @@ class RunFolder:
             used = any(self.path.iterdir())
             hint = f" or go on with {again}" if checkpoint.exists(self.path) and not purpose else ""
             require(resume or not used, f"the folder {str(self.path)!r} is not empty; name a new one {where}{hint}.")
-            traces = (CONFIG, FACTS, LEDGER, CHECKPOINT)
+            traces = (outlets.CONFIG, outlets.FACTS, outlets.LEDGER, outlets.CHECKPOINT)
             require(
                 not used or any(any(self.path.glob(f"{one}*")) for one in traces),
                 f"the folder {str(self.path)!r} holds files but no run; name the folder of a run {where}.",
@@ -312,13 +301,13 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        return self.path / LEDGER
+        return self.path / outlets.LEDGER
 
     def write_config(self, settings: Settings) -> None:
         """Keeps the settings; refuses other ones than those that the folder holds already."""
         from dpfedexp.config import load
 
-        path = self.path / CONFIG
+        path = self.path / outlets.CONFIG
         if path.exists():
             changed = differences(_comparable(settings), _comparable(load(path)))
             if changed:
@@ -339,7 +328,7 @@ class RunFolder:
             if self._metrics is None:
                 done = checkpoint.read_progress(self.path)
                 write_history(self.path, done.history[:-1] if done else [])
-                self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
+                self._metrics = (self.path / outlets.METRICS).open("a", encoding="utf-8")
             self._metrics.write(line(record))
             self._metrics.flush()
 
@@ -364,7 +353,10 @@ class RunFolder:
             "reason": reason,
         }
         with _writing(self.path):
-            replace_text(self.path / STATUS, json.dumps(finite(recorded(STATUS, content, secure=True))) + "\n")
+            replace_text(
+                self.path / outlets.STATUS,
+                json.dumps(finite(outlets.recorded(outlets.STATUS, content, secure=True))) + "\n",
+            )
 
     def state(self, privacy: PrivacyStatement) -> None:
         """The run's claim; a later one takes the place of an earlier one."""
@@ -374,7 +366,7 @@ class RunFolder:
     def retire(folder: Path) -> None:
         """The results of a run that goes on are no longer its results."""
         with _writing(folder):
-            for name in (MODEL, STATEMENT, STATEMENT_TEXT, METRICS_TABLE):
+            for name in (outlets.MODEL, outlets.STATEMENT, outlets.STATEMENT_TEXT, outlets.METRICS_TABLE):
                 (folder / name).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -389,7 +381,7 @@ def restate(folder: Path, privacy: PrivacyStatement, when: float | None = None) 
     with _writing(folder):
         write_statement(folder, privacy)
         if not privacy.simulated:
-            undate(folder, OUTLETS, time.time() if when is None else when)
+            undate(folder, outlets.OUTLETS, time.time() if when is None else when)
 
 
 @contextlib.contextmanager
@@ -410,7 +402,7 @@ Record = dict[str, Any]
 
 
 def write_history(folder: Path, history: Sequence[Record]) -> None:
-    replace_text(folder / METRICS, "".join(map(line, history)))
+    replace_text(folder / outlets.METRICS, "".join(map(line, history)))
 
 
 def write_results(
@@ -422,10 +414,10 @@ def write_results(
     writer = csv.DictWriter(table, list(dict.fromkeys(key for record in history for key in record)))
     writer.writeheader()
     writer.writerows(history)
-    replace_text(folder / METRICS_TABLE, table.getvalue())
-    replace_tensors(folder / MODEL, model_tensors(model))
-    lines = (line(recorded(ADVICE, one.to_json(), secure=secure)) for one in advice)
-    replace_text(folder / ADVICE, "".join(lines))
+    replace_text(folder / outlets.METRICS_TABLE, table.getvalue())
+    replace_tensors(folder / outlets.MODEL, model_tensors(model))
+    lines = (line(outlets.recorded(outlets.ADVICE, one.to_json(), secure=secure)) for one in advice)
+    replace_text(folder / outlets.ADVICE, "".join(lines))
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -434,8 +426,8 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def write_statement(folder: Path, privacy: PrivacyStatement) -> None:
-    replace_text(folder / STATEMENT, privacy.to_json() + "\n")
-    replace_text(folder / STATEMENT_TEXT, privacy.text + "\n")
+    replace_text(folder / outlets.STATEMENT, privacy.to_json() + "\n")
+    replace_text(folder / outlets.STATEMENT_TEXT, privacy.text + "\n")
 
 
 def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model: str) -> None:
@@ -444,7 +436,9 @@ def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model:
     `header` describes the run it is for: another one may have begun the ledger.
     """
     own = {name: value for name, value in ledger.header.items() if name not in ("format", "version", "config")}
-    with Ledger.create(folder / LEDGER, config_hash=str(ledger.header.get("config", "")), **{**own, **header}) as copy:
+    with Ledger.create(
+        folder / outlets.LEDGER, config_hash=str(ledger.header.get("config", "")), **{**own, **header}
+    ) as copy:
         # Line by line, so that anchors of the original know the copy.
         for number, entry in enumerate([None, *ledger.entries]):
             if entry is not None:
@@ -456,7 +450,7 @@ def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model:
 
 def read_history(folder: Path) -> list[Record]:
     """The records of the rounds: of the metrics, or of the checkpoint where a killed run had written more there."""
-    path = folder / METRICS
+    path = folder / outlets.METRICS
     history: list[Record] = []
     lines = read_text(path, optional=True).splitlines()
     for number, text in enumerate(lines, 1):
@@ -480,7 +474,7 @@ def numbers(record: Record) -> Record:
 
 def read_advice(folder: Path) -> tuple[Advice, ...]:
     """What the run said about itself; nothing where there is no such file."""
-    path = folder / ADVICE
+    path = folder / outlets.ADVICE
     try:
         return tuple(Advice(**json.loads(one)) for one in read_text(path, optional=True).splitlines())
     except (ValueError, TypeError):
@@ -491,12 +485,12 @@ def read_parameters(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = folder / MODEL
+    path = folder / outlets.MODEL
     if not path.is_file():
         last = checkpoint.load(folder)
         if last is None:
             raise InputError(
-                f"the folder {str(folder)!r} has neither {MODEL} nor {CHECKPOINT}; no run was begun in it."
+                f"the folder {str(folder)!r} has neither {outlets.MODEL} nor {outlets.CHECKPOINT}; no run was begun in it."
             )
         return checkpoint.reported(last)
     try:

@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dpfedexp.algorithms.participation import Participation
 from dpfedexp.algorithms.probe import CANDIDATE, CLIP, SCALE, UPDATE, bins_of, in_bins
-from dpfedexp.core.batches import Schedule, schedule
+from dpfedexp.algorithms.round import Participation
 from dpfedexp.core.client_metrics import EVALUATION, WIDTH
 from dpfedexp.core.clipping import clip, row_norms
+from dpfedexp.core.local import Schedule, schedule
 from dpfedexp.core.local_rate import SCALES, best_scale, moves, nearest, preferred
-from dpfedexp.core.noise.chacha import SystemStreams
-from dpfedexp.core.noise.streams import Streams
-from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import further
+from dpfedexp.core.noise import Streams, SystemStreams
+from dpfedexp.core.sums import Sums, further
 from dpfedexp.engine.engine import ANCHOR, BEFORE, Answer, Cohort, Request
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.machine import zero_rows

@@ -16,12 +16,11 @@ from torch import nn
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
-from dpfedexp.algorithms.participation import Participation
 from dpfedexp.algorithms.probe import Extras, evaluation_interval
-from dpfedexp.algorithms.round import State
-from dpfedexp.core.layout import Layout
+from dpfedexp.algorithms.round import Participation, State
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss, check_labels, check_loss
+from dpfedexp.core.modules import Layout, each, shape_of
 from dpfedexp.engine.checkpoint import Checkpoint, digest
 from dpfedexp.engine.conduct import Conduct, conduct
 from dpfedexp.engine.engine import Engine
@@ -35,10 +34,9 @@ from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.engine.tournament import Candidate, candidates_of, compared
 from dpfedexp.errors import InputError, checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
-from dpfedexp.inputs import each, shape_of
 from dpfedexp.mechanisms import Secure
-from dpfedexp.trainers.checks import applied, first_line
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
+from dpfedexp.trainers.module_checks import applied, first_line
 from dpfedexp.trainers.select import trainer_again
 from dpfedexp.trainers.task import Clients
 

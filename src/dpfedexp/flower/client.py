@@ -32,9 +32,9 @@ from torch import Tensor
 from dpfedexp.algorithms.probe import CLIP, SCALE, UPDATE, Probe
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.layout import Layout
+from dpfedexp.core.modules import Layout
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.votes import further
+from dpfedexp.core.sums import further
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower import messages
 from dpfedexp.flower.app_settings import announced

@@ -31,8 +31,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from dpfedexp.algorithms.probe import CLIP, RATE, SCALE
 from dpfedexp.core.client_metrics import EVALUATION
-from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import to_words
+from dpfedexp.core.noise import Noise, to_words
 from dpfedexp.errors import InputError, is_count, require
 from dpfedexp.flower.guard import Guard, Limits, Refused, now, read_limits
 from dpfedexp.flower.messages import REPORT, Request, as_array, deployment_noise, refusal, reply_of

@@ -24,12 +24,10 @@ from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms.probe import CLIP, RATE, SCALE, UPDATE, bins_of
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import row_norms
-from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.chacha import ChaChaNoise
-from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import HALF
+from dpfedexp.core.modules import Layout
+from dpfedexp.core.noise import ChaChaNoise, Noise
+from dpfedexp.core.sums import HALF, Sums
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms import Mechanism, Report
 from dpfedexp.mechanisms.base import deployed as deployed

@@ -40,7 +40,7 @@ from flwr.supercore.run import RunNotRunningException
 from torch import Tensor
 
 from dpfedexp.algorithms.probe import UPDATE
-from dpfedexp.core.layout import Layout
+from dpfedexp.core.modules import Layout
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.access import Receive, Scope, Send, answer_nothing, check_flower, core_dumpers, peer
 from dpfedexp.flower.client import ENFORCED, read_ballots, read_request, reply_content

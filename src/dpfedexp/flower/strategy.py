@@ -18,13 +18,12 @@ from torch import nn
 from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
-from dpfedexp.algorithms.participation import FixedSize, Full, Poisson
 from dpfedexp.algorithms.probe import Extras, bind, evaluation_count, evaluation_interval
-from dpfedexp.algorithms.round import State
+from dpfedexp.algorithms.round import FixedSize, Full, Poisson, State
 from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.votes import Ask
+from dpfedexp.core.sums import Ask
 from dpfedexp.engine.conduct import Conduct, End, conduct, statement_of
 from dpfedexp.engine.engine import Engine, Evaluation
 from dpfedexp.engine.fit import rounds_for
@@ -35,9 +34,8 @@ from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.flower.access import read_nodes
 from dpfedexp.flower.app_settings import read_settings, round_timeout
-from dpfedexp.flower.cohort import FlowerCohort, TwoPartyCohort
+from dpfedexp.flower.cohort import FlowerCohort, Participants, TwoPartyCohort
 from dpfedexp.flower.messages import deployment_noise, layout_of, to_arrays, to_flat
-from dpfedexp.flower.nodes import Participants
 from dpfedexp.mechanisms import Mechanism, mechanism_class
 
 _log = logging.getLogger("flwr")

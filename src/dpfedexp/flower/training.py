@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from dpfedexp.algorithms.probe import RATE, SCALE, UPDATE
 from dpfedexp.algorithms.round import State
-from dpfedexp.core.batches import schedule
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
-from dpfedexp.core.layout import Layout
-from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local import LocalOptimiser, schedule
 from dpfedexp.core.local_rate import HELPED, USUAL
 from dpfedexp.core.losses import Loss, resolve
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.modules import Layout
+from dpfedexp.core.noise import Streams
 from dpfedexp.data import Federation
 from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE
 from dpfedexp.engine.engine import Request as Question
@@ -173,7 +172,7 @@ def _simulation(
     """The simulator's own clients: one as it is, many kept apart as in a secure run."""
     # Here, because an app's process is new for every message, and one client's training needs less of the library.
     from dpfedexp.algorithms import fedavg
-    from dpfedexp.algorithms.participation import Full
+    from dpfedexp.algorithms.round import Full
     from dpfedexp.engine.simulated import Simulation, ballots_of
 
     if not alone:

@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import MOST_WORDS, SEED_BYTES, Words, expand, fresh_seed, from_words, hide, to_words
+from dpfedexp.core.noise import MOST_WORDS, SEED_BYTES, Noise, Words, expand, fresh_seed, from_words, hide, to_words
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Release
 from dpfedexp.mechanisms.text import decode, encode

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from dpfedexp.accounting import calibrate_noise, compose
-from dpfedexp.accounting.charges import RoundSettings
-from dpfedexp.accounting.events import Event, NonPrivateEvent, Sampling
+from dpfedexp.accounting.events import Event, NonPrivateEvent, RoundSettings, Sampling
 from dpfedexp.core.clipping import BLOCK, AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import Noise
+from dpfedexp.core.sums import HALF, WITHIN, Ask, Sums, Vote, check_votes, collected, estimate, shares
 from dpfedexp.core.sums import Release as Release
-from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import HALF, WITHIN, Ask, Vote, check_votes, collected, estimate, shares
-from dpfedexp.core.votes import Secure as Secure
+from dpfedexp.core.sums import Secure as Secure
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.machine import has_triton, spread
 

@@ -8,14 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting.charges import central_gaussian, votes_only
-from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling
-from dpfedexp.core import votes as voting
+from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling, central_gaussian, votes_only
+from dpfedexp.core import sums as voting
 from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip, row_norms
-from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate, truncated_sum
-from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import HALF, WITHIN, Vote
+from dpfedexp.core.noise import STRICT_EXCESS, Noise, add_noise, check_room, step_for, truncate, truncated_sum
+from dpfedexp.core.sums import HALF, WITHIN, Sums, Vote
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.mechanisms.base import Gaussian, Mechanism, Release, Report, Secure, Terms, make_sums, total
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from scipy.special import chdtri
 from torch import Tensor
 
-from dpfedexp.accounting.charges import local_gaussian
-from dpfedexp.accounting.events import GaussianEvent, Sampling
+from dpfedexp.accounting.events import GaussianEvent, Sampling, local_gaussian
 from dpfedexp.core.clipping import Clipped, row_norms
-from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate
+from dpfedexp.core.noise import STRICT_EXCESS, Noise, add_noise, check_room, step_for, truncate
 from dpfedexp.core.sums import Sums
 from dpfedexp.errors import checked, require
 from dpfedexp.mechanisms.base import Gaussian, Mechanism, Numerator, Release, Report, Secure, Terms, make_sums, total

@@ -12,8 +12,7 @@ from torch import Tensor
 from dpfedexp.accounting.compose import guarantee
 from dpfedexp.accounting.events import Event, Sampling
 from dpfedexp.core import clipping
-from dpfedexp.core.noise.chacha import SystemStreams
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.noise import Streams, SystemStreams
 from dpfedexp.errors import InputError, checked, is_count, is_number, require
 from dpfedexp.mechanisms.base import Terms
 from dpfedexp.mechanisms.registry import mechanism_class

@@ -17,8 +17,7 @@ from scipy.special import betainccinv, betaincinv
 from torch import Tensor
 
 from dpfedexp.accounting import compose
-from dpfedexp.accounting.charges import Direction, GammaRule, direction, level_count, privunit
-from dpfedexp.accounting.events import PrivUnitEvent, Sampling
+from dpfedexp.accounting.events import Direction, GammaRule, PrivUnitEvent, Sampling, direction, level_count, privunit
 from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import Sums

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from dpfedexp.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from dpfedexp.accounting.charges import RoundSettings
-    from dpfedexp.accounting.events import Event
+    from dpfedexp.accounting.events import Event, RoundSettings
     from dpfedexp.mechanisms.base import Mechanism
 
 
@@ -67,7 +66,7 @@ def mechanism_class(name: str) -> type[Mechanism]:
 
 def round_event(name: str, settings: RoundSettings) -> Event:
     """What one round of a mechanism costs, from its settings alone; the library's own need no torch for that."""
-    from dpfedexp.accounting.charges import round_event
+    from dpfedexp.accounting.events import round_event
 
     event = round_event(check_name(name), settings)
     return mechanism_class(name).round_event(settings) if event is None else event

@@ -13,7 +13,7 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from dpfedexp.core.votes import WITHIN, Vote, further, within_clip
+from dpfedexp.core.sums import WITHIN, Vote, further, within_clip
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism
 from dpfedexp.mechanisms.registry import check_name, mechanism_class

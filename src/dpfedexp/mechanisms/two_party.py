@@ -1,6 +1,6 @@
 """Gaussian noise on a sum that two aggregators make together, so that none of them has to be trusted with an update.
 
-A client's row lies on the lattice of secure noise and is split in two (`noise/lattice.py`): the server adds up the differences, the
+A client's row lies on the lattice of secure noise and is split in two (`core/noise.py`): the server adds up the differences, the
 helper the masks, each with noise of full size. The wire protocol is in docs/security.md, who is trusted with what in docs/trust.md.
 """
 
@@ -13,13 +13,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting.charges import two_party
-from dpfedexp.accounting.events import GaussianEvent, NoiseBy, Sampling
+from dpfedexp.accounting.events import GaussianEvent, NoiseBy, Sampling, two_party
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import add_noise, check_room, masked_sum, truncate
-from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import HALF, estimate, inside, step_of
+from dpfedexp.core.noise import Noise, add_noise, check_room, masked_sum, truncate
+from dpfedexp.core.sums import HALF, Sums, estimate, inside, step_of
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism, Release, Report, Terms
 from dpfedexp.mechanisms.central_gaussian import CentralGaussian, SecureCentralGaussian

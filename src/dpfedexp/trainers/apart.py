@@ -12,13 +12,11 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from dpfedexp.core.layout import Params
 from dpfedexp.core.local import Clock, LocalOptimiser, Moments, Sgd
+from dpfedexp.core.modules import Inputs, Params, each, leaves, shape_of
 from dpfedexp.errors import InputError, require
-from dpfedexp.inputs import Inputs, each, leaves, shape_of
-from dpfedexp.trainers.checks import first_line, generator_states
 from dpfedexp.trainers.draws import Drawing
-from dpfedexp.trainers.module_state import drawing_alike
+from dpfedexp.trainers.module_checks import drawing_alike, first_line, generator_states
 from dpfedexp.trainers.recording import Recorded, Synthetic, Unrecordable, refusal
 
 

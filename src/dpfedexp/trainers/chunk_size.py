@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dpfedexp.core.modules import call, each, leaves
 from dpfedexp.errors import InputError
-from dpfedexp.inputs import call, each, leaves
 from dpfedexp.machine import available_memory, total_memory
 from dpfedexp.trainers.task import Task
 

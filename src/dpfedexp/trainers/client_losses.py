@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from dpfedexp.core.batches import Batching, Schedule, schedule
 from dpfedexp.core.client_metrics import WIDTH, ClientMetrics
-from dpfedexp.core.layout import Params
-from dpfedexp.core.noise.streams import Streams
-from dpfedexp.inputs import Inputs
-from dpfedexp.trainers.module_state import drawing_alike
+from dpfedexp.core.local import Batching, Schedule, schedule
+from dpfedexp.core.modules import Inputs, Params
+from dpfedexp.core.noise import Streams
+from dpfedexp.trainers.module_checks import drawing_alike
 from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Clients, Task, Trainer, batches, of_one
 

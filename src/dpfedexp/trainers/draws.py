@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.modules import Inputs, call, leaves
+from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError
-from dpfedexp.inputs import Inputs, call, leaves
 from dpfedexp.trainers.recording import in_range
 
 CONSTANTS = _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15

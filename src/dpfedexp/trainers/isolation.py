@@ -22,17 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from dpfedexp.core.batches import Batching, Schedule, schedule
 from dpfedexp.core.clipping import clip, row_norms
-from dpfedexp.core.local import Sgd
+from dpfedexp.core.local import Batching, Schedule, Sgd, schedule
 from dpfedexp.core.losses import class_dimension, read, reading_of
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.modules import Inputs, call, each
+from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError, require
-from dpfedexp.inputs import Inputs, call, each
 from dpfedexp.mechanisms.base import lift
-from dpfedexp.trainers.checks import first_line, generator_states
 from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
-from dpfedexp.trainers.module_state import Watch, drawing_alike
+from dpfedexp.trainers.module_checks import Watch, drawing_alike, first_line, generator_states
 from dpfedexp.trainers.recording import Recorded, SyntheticClients, Tape, Unrecordable, adversarial, refusal
 from dpfedexp.trainers.steps import ByAutograd, Loop
 from dpfedexp.trainers.task import Task, Trainer, check_task, one_row

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar, cast
 
 import torch
@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from dpfedexp.core.modules import Inputs, each, leaves
 from dpfedexp.errors import InputError
-from dpfedexp.inputs import Inputs, each, leaves
 
 
 class Unrecordable(InputError):
@@ -145,7 +145,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        memory = {_memory(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
+        memory = {_memory(tensor) for tensor in _tensors((args, kwargs))}
         depends = not memory.isdisjoint(self.depends)
         given = _given(func, args, kwargs)
         _check_kernel(func)
@@ -153,9 +153,10 @@ class _Recorder(TorchDispatchMode):
         self._check_reads(func, args, depends)
         written = self._check_writes(func, given)
         self._check_places(func, args, given)
-        read, named = (tree_map(self._node, part) for part in (args, kwargs))
+        read: Any = fx.node.map_aggregate(args, self._node)
+        named: Any = fx.node.map_aggregate(kwargs, self._node)
         result = func(*args, **kwargs)
-        outputs = {_memory(value) for value in tree_leaves(result) if isinstance(value, Tensor)}
+        outputs = {_memory(tensor) for tensor in _tensors(result)}
         if not outputs and not written:
             # A plain value of public constants, such as the number in a buffer.
             return result
@@ -220,12 +221,11 @@ class _Recorder(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name == "set_" or "resize" in name or ("empty" in name and name not in _UNFILLED):
             raise Unrecordable(f"takes memory that is not filled, or another tensor's, with torch.{name}")
-        arguments = func._schema.arguments
-        written = [given.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        written = [given.get(name) for name in _schema(func)[2]]
         if given.get("training") or given.get("train"):
             # These operations update their running statistics without saying so in their schema.
             written += [given.get("running_mean"), given.get("running_var")]
-        places = {_memory(value) for value in tree_leaves(written) if isinstance(value, Tensor)}
+        places = {_memory(tensor) for tensor in _tensors(written)}
         if not places <= self.made | self.own:
             raise Unrecordable(_WRITES)
         return places
@@ -235,12 +235,8 @@ class _Recorder(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name.startswith("as_strided") and _memory(args[0]) not in self.made:
             raise Unrecordable("reaches into memory by as_strided, which is not bound to one client's tensor")
-        values = tree_leaves([value for key, value in given.items() if key in _PLACES])
-        whole = {
-            _memory(value)
-            for value in values
-            if isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
-        }
+        values = _tensors([value for key, value in given.items() if key in _PLACES])
+        whole = {_memory(value) for value in values if not value.is_floating_point() and value.dtype != torch.bool}
         if whole.isdisjoint(self.depends) or bool(getattr(_in_range, "depth", 0)):
             return
         if name.removesuffix("_") not in _CHECKED | (frozenset() if self.batched else _CHECKED_ALONE):
@@ -304,9 +300,25 @@ def zeroed(tensor: Tensor) -> Tensor:
 
 def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by their names in the operation's schema."""
+    names, defaults, _ = _schema(func)
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+
+
+@cache
+def _schema(func: Any) -> tuple[list[str], dict[str, Any], list[str]]:
+    """Names of an operation's arguments, defaults by name, and the names of those that it writes."""
     schema = func._schema.arguments
     defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    return {**defaults, **dict(zip((argument.name for argument in schema), args, strict=False)), **kwargs}
+    written = [a.name for a in schema if a.alias_info is not None and a.alias_info.is_write]
+    return [argument.name for argument in schema], defaults, written
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors among an operation's arguments or results, which are at most lists of them."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def _memory(tensor: Tensor) -> int:

@@ -14,17 +14,17 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from dpfedexp.core.batches import Schedule, schedule
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.local import Schedule, schedule
+from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.machine import has_triton
-from dpfedexp.trainers.checks import first_line
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches
 from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, multiplied
 from dpfedexp.trainers.fast.program import Program, Step, objective
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.isolation import is_isolated
+from dpfedexp.trainers.module_checks import first_line
 from dpfedexp.trainers.recording import Unrecordable, refusal
 from dpfedexp.trainers.steps import Batch, ByProgram, ByVmap, Loop, Parallel, Steps, Vectorised
 from dpfedexp.trainers.task import Precision, Task, Trainer, arithmetic, pair_of_clients

@@ -16,17 +16,15 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from dpfedexp.core.batches import Schedule
-from dpfedexp.core.layout import Layout, Params
-from dpfedexp.core.local import Clock, LocalOptimiser, Moments, as_rows
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.local import Clock, LocalOptimiser, Moments, Schedule, as_rows
+from dpfedexp.core.modules import Inputs, Layout, Params, each, leaves
+from dpfedexp.core.noise import Streams
 from dpfedexp.data.federation import Edition
-from dpfedexp.inputs import Inputs, each, leaves
 from dpfedexp.machine import spread, without_subnormals
 from dpfedexp.trainers.draws import step_keys
 from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Product, multiplied
 from dpfedexp.trainers.fast.program import Objective, Program
-from dpfedexp.trainers.module_state import drawing_alike
+from dpfedexp.trainers.module_checks import drawing_alike
 from dpfedexp.trainers.task import Precision, Rows, Task, Trainer, batches, low, of_one
 
 # torch says this once per layer and place, asks for an issue, and is no reason to act: what is slow is measured and not chosen.

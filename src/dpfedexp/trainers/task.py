@@ -16,18 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from dpfedexp.core.batches import Schedule
-from dpfedexp.core.layout import Layout, Params
-from dpfedexp.core.local import AdamW, LocalOptimiser, Sgd
+from dpfedexp.core.local import AdamW, LocalOptimiser, Schedule, Sgd
 from dpfedexp.core.losses import Loss, check_labels, check_loss, doubt_of
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.modules import Inputs, Layout, Params, arguments, each, in_float
+from dpfedexp.core.noise import Streams
 from dpfedexp.data.federation import Federation
 from dpfedexp.errors import InputError
-from dpfedexp.inputs import Inputs, arguments, each, in_float
 from dpfedexp.trainers.apart import ClientOptimiser, ClientTransform
-from dpfedexp.trainers.checks import applied, check_draws, furthest_rows
 from dpfedexp.trainers.draws import Drawing, Habits, client_keys, habits, step_keys
-from dpfedexp.trainers.module_state import Watch, drawing_alike
+from dpfedexp.trainers.module_checks import Watch, applied, check_draws, drawing_alike, furthest_rows
 from dpfedexp.trainers.recording import Recorded, Synthetic, SyntheticClients, laid_out
 
 Precision = Literal["fp32", "tf32", "bf16"]

@@ -1,0 +1,358 @@
+"""Where random draws come from, and the lattice on which the noise of a run that protects data is added.
+
+A simulation draws from keyed streams: every draw is a function of (seed, purpose, round, client) and of nothing else, so a run does
+not depend on the chunk size, the device, the number of ranks, or on where it was interrupted. The generator is the counter-based
+Philox: the key is (seed, purpose), the counter starts at (place, client, round, lane), so no two streams ever meet. Noise is drawn
+on the CPU and moved, because that is what makes a GPU run equal a CPU run.
+
+A run that protects data draws from the operating system through ChaCha20, a generator whose output nobody can continue or turn
+back. Its sums and its noise are whole numbers of steps on one lattice, so that no low bit of a release tells what it was added to.
+The step is a power of two, so dividing by it and multiplying with it are exact. Values are truncated toward zero, so a vector in
+the ball of radius C stays in it. float64 is exact below 2⁵³, and `check_room` refuses anything that could come near.
+
+A mask splits a client's row x into x − m mod 2⁶⁴ and the 256-bit seed of m, ChaCha20's key stream as little-endian words. Either
+part alone is uniform and tells nothing of x. Sums of both parts add to the sum of the rows, in uint64, which wraps around.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpfedexp.errors import InputError, require
+from dpfedexp.machine import spread
+
+
+class Noise(Protocol):
+    """Randomness for one purpose of one round. Rows are keyed by client, so a chunk's draws do not depend on its neighbours.
+
+    A simulation's noise comes from its seed; a deployment's from the operating system, where the keys mean nothing.
+    """
+
+    def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Independent standard normal rows, [len(clients), width]."""
+        ...
+
+    def uniform(self, clients: Tensor, width: int) -> Tensor:
+        """Independent uniform rows on [0, 1), [len(clients), width], float64 on the CPU."""
+        ...
+
+
+_NORMAL, _UNIFORM = 0, 1
+_LONG = 512
+_ROW_PIECE = 2**20
+"""Draws of one row that follow each other; a longer row consists of several, so that threads can share it."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """All the randomness of one simulated run."""
+
+    seed: int
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.seed, int) and 0 <= self.seed < 2**63,
+            f"seed is {self.seed!r}; it must be a whole number from 0 to 2^63 - 1.",
+        )
+
+    def at(self, purpose: str, round: int) -> KeyedNoise:
+        return KeyedNoise(self.seed, purpose, round)
+
+
+@dataclass(frozen=True)
+class KeyedNoise:
+    """The draws of one purpose in one round; implements `mechanisms.Noise`."""
+
+    seed: int
+    purpose: str
+    round: int
+
+    def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        kind = np.float32 if dtype == torch.float32 else np.float64
+        out = np.empty((len(clients), width), dtype=kind)
+        numbers = clients.tolist()
+        pieces = [(row, first) for row in range(len(numbers)) for first in range(0, width, _ROW_PIECE)]
+
+        def draw(begin: int) -> None:
+            reseed, generator = self._generator()
+            for row, first in pieces[begin : begin + size]:
+                reseed(numbers[row], _NORMAL, first)
+                generator.standard_normal(out=out[row, first : first + _ROW_PIECE], dtype=kind)
+
+        # Pieces are independent streams, so threads may draw them in any order; short rows are not worth a thread.
+        threads = torch.get_num_threads() if width >= _LONG else 1
+        size = max(1, len(pieces) if threads == 1 else -(-len(pieces) // (4 * threads)))
+        spread(draw, range(0, len(pieces), size), threads)
+        return torch.from_numpy(out).to(device, dtype)
+
+    def uniform(self, clients: Tensor, width: int) -> Tensor:
+        out = np.empty((len(clients), width))
+        reseed, generator = self._generator()
+        for row, client in zip(out, clients.tolist(), strict=True):
+            reseed(client, _UNIFORM)
+            generator.random(out=row)
+        return torch.from_numpy(out)
+
+    def generator(self, client: int) -> np.random.Generator:
+        """A generator of one client's own, for draws of another shape such as permutations."""
+        return self.generators()(client)
+
+    def generators(self) -> Callable[[int], np.random.Generator]:
+        """From a client to its generator, for many clients one after the other: asking for one ends what the one before drew."""
+        reseed, generator = self._generator()
+
+        def of(client: int) -> np.random.Generator:
+            reseed(client, _UNIFORM)
+            return generator
+
+        return of
+
+    def _generator(self) -> tuple[Callable[..., None], np.random.Generator]:
+        """One generator and a function that jumps to a client's counter: far cheaper than a generator per client."""
+        bits = np.random.Philox(key=np.array([self.seed, zlib.crc32(self.purpose.encode())], dtype=np.uint64))
+        state = bits.state
+
+        def reseed(client: int, lane: int, first: int = 0) -> None:
+            # A piece uses far fewer counter values than 2³² for each of its draws.
+            state["state"]["counter"][:] = (first << 32, client, self.round, lane)
+            state["buffer_pos"] = 4
+            state["has_uint32"] = 0
+            bits.state = state
+
+        return reseed, np.random.Generator(bits)
+
+
+_BYTES_PER_KEY = 2**30
+
+
+def key_stream(key: bytes, nonce: bytes = bytes(12)) -> Any:
+    """ChaCha20 (RFC 8439) under a key of 256 bits, from block 0; its `update` turns zeros into the key stream."""
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20 as Algorithm
+    except ModuleNotFoundError:
+        raise InputError("secure noise needs cryptography; install it with: pip install 'dpfedexp[secure]'.") from None
+    return Cipher(Algorithm(key, bytes(4) + nonce), mode=None).encryptor()
+
+
+class ChaChaNoise:
+    """System randomness; implements `mechanisms.Noise`. The clients' keys mean nothing here.
+
+    A new key is taken after every GiB, and by every forked process, whose parent would otherwise give out the same words.
+    Successive draws are independent, so one object serves every purpose of every round. There is no state that could be saved.
+    Normals are pairs by Box and Muller's method from 128 bits: rounded to a grid they leave no gaps, and the largest is 9.5.
+
+    >>> ChaChaNoise().uniform(torch.arange(2), 3).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._rekey()
+
+    def _rekey(self) -> None:
+        self._stream = key_stream(os.urandom(32))
+        self._left, self._owner = _BYTES_PER_KEY, os.getpid()
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Random 64-bit words."""
+        size = 8 * count
+        with self._lock:
+            if self._left < size or self._owner != os.getpid():
+                self._rekey()
+            self._left -= size
+            return np.frombuffer(self._stream.update(bytes(size)), dtype=np.uint64)
+
+    def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        count = len(clients) * width
+        half = (count + 1) // 2
+        words = torch.from_numpy(self.words(2 * half).astype(np.float64))
+        # A half more than a whole number is never 0, so the logarithm is finite.
+        radius = words[:half].add(0.5).mul_(2.0**-64).log_().mul_(-2.0).sqrt_()
+        angle = words[half:].mul_(2.0 * math.pi * 2.0**-64)
+        drawn = torch.cat([radius * angle.cos(), radius * angle.sin()])
+        return drawn[:count].reshape(len(clients), width).to(device, dtype)
+
+    def uniform(self, clients: Tensor, width: int) -> Tensor:
+        return torch.from_numpy(self.random(len(clients) * width)).reshape(len(clients), width)
+
+    def generator(self, client: int = 0) -> ChaChaNoise:
+        """Itself, which has the two methods of a NumPy generator that choosing clients asks for."""
+        return self
+
+    def random(self, size: int) -> NDArray[np.float64]:
+        return (self.words(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def choice(self, population: int, size: int, replace: bool) -> NDArray[np.int64]:
+        """`size` different numbers below `population`, every set of them equally likely."""
+        require(not replace, "replace is True; this source chooses without replacement only, so leave it False.")
+        return np.argsort(self.words(population), kind="stable")[:size]
+
+    def __reduce__(self) -> tuple[type[ChaChaNoise], tuple[()]]:
+        return ChaChaNoise, ()
+
+
+@dataclass(frozen=True)
+class SystemStreams:
+    """In place of a simulation's keyed streams: every purpose and round draws from the same unpredictable source."""
+
+    source: ChaChaNoise = field(default_factory=ChaChaNoise)
+
+    def at(self, purpose: str, round: int) -> ChaChaNoise:
+        return self.source
+
+
+Words = NDArray[np.uint64]
+
+BITS = 20
+"""Rounded noise has a standard deviation of 2^20 to 2^21 steps: fine enough to lose nothing, and coarse enough that sampling in
+double precision reaches every step, in the tails too."""
+
+STRICT_BITS = 30
+"""Discrete noise has 2^30 to 2^31 steps, where it is Gaussian for every purpose of accounting, up to `STRICT_EXCESS`."""
+
+STRICT_EXCESS = 2.0**-20
+"""How much more than the Gaussian's μ strict noise is charged, as a fraction; docs/security.md has the proof and its range."""
+
+PIECE = 2**18
+"""Numbers that are converted at a time on a CPU: they stay in its cache, and are enough for every thread."""
+
+_EXACT = 2.0**52
+
+SEED_BYTES = 32
+NONCE = b"dpfedexp-2p1"
+"""ChaCha20's 96-bit nonce for masks. A seed is used once, so it may be constant; it separates this use of a key from any other."""
+MOST_WORDS = 2**32
+"""The key stream of one seed: ChaCha20's 32-bit counter of 64-byte blocks reaches eight times as far."""
+
+
+def step_for(deviation: float, strict: bool = False) -> float:
+    """The lattice's step for noise of this standard deviation: 2^BITS of them, or up to twice as many, make one deviation.
+
+    >>> step_for(1.5) == 2.0**-20
+    True
+    """
+    require(0 < deviation < math.inf, f"the noise has standard deviation {deviation}; it must be a positive number.")
+    return 2.0 ** (math.frexp(deviation)[1] - 1 - (STRICT_BITS if strict else BITS))
+
+
+def truncate(values: Tensor, step: float) -> Tensor:
+    """How many steps fit into each value, toward zero, as int64."""
+    return (values.double() / step).to(torch.int64)
+
+
+def truncated_sum(rows: Tensor, step: float) -> Tensor:
+    """Σ over the rows of what `truncate` leaves of them, [width] float64: exact, where `check_room` was asked.
+
+    A piece of the rows at a time, which stays in the processor's cache. −0 is made 0: the sign of a zero would tell of a value that
+    was truncated.
+    """
+    made = torch.empty(rows.shape[1], dtype=torch.float64, device=rows.device)
+    piece = max(1, PIECE // max(1, len(rows))) if rows.device.type == "cpu" else max(1, rows.shape[1])
+    for part, into in zip(rows.split(piece, 1), made.split(piece), strict=True):
+        torch.sum((part.double() / step).trunc_(), 0, out=into).mul_(step).add_(0.0)
+    return made
+
+
+def check_room(count: int, bound: float, step: float) -> None:
+    """Whether the sum of so many contributions can be held exactly."""
+    require(
+        count * (bound / step) < _EXACT,
+        f"the sum of {count} clients needs more than 52 bits on the lattice of secure noise; use more noise or fewer clients.",
+    )
+
+
+def add_noise(
+    values: Tensor, step: float, deviation: float, noise: Noise, strict: bool = False, row: int = 0
+) -> Tensor:
+    """Values on the lattice plus noise on the lattice, [n, width] float64; `row` is the first row of `noise` that is taken.
+
+    Formal guarantee: the output is the rounding of (value + N(0, deviation²)), because a whole number of steps moves through the
+    rounding unchanged; so it is post-processing of the ideal release. Strict noise is the discrete Gaussian itself.
+    """
+    units = values / step
+    if not torch.equal(units, units.round()):
+        raise InputError(
+            "the sums are not on the lattice of secure noise; all of them must come from a secure mechanism."
+        )
+    # One representable number up, so that rounding of the quotient never makes the noise smaller.
+    scale = math.nextafter(deviation / step, math.inf)
+    if strict:
+        drawn = discrete_gaussian(units.shape, scale).to(units.device)
+    else:
+        rows = torch.arange(row, row + len(units))
+        drawn = noise.normal(rows, units.shape[1], units.device, torch.float64).mul(scale).round_()
+    return units.add_(drawn).mul_(step)
+
+
+@lru_cache(maxsize=64)
+def _discrete(scale: float) -> Callable[[list[int]], list[int]]:
+    try:
+        import opendp.prelude as dp
+    except ModuleNotFoundError:
+        raise InputError("strict noise needs OpenDP; install it with: pip install 'dpfedexp[secure]'.") from None
+    dp.enable_features("contrib")
+    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T=float)
+    return dp.m.make_gaussian(*space, scale)
+
+
+def discrete_gaussian(shape: Sequence[int], scale: float) -> Tensor:
+    """Independent whole numbers k with probability proportional to exp(−k²/(2·scale²)), as float64.
+
+    The exact discrete Gaussian (Canonne, Kamath, Steinke 2020), sampled by OpenDP with rational arithmetic and system entropy.
+    """
+    drawn = _discrete(scale)([0] * math.prod(shape))
+    return torch.tensor(drawn, dtype=torch.float64).reshape(tuple(shape))
+
+
+def fresh_seed() -> bytes:
+    """256 bits from the operating system, for one row: a second row under the same seed would give away their difference."""
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def expand(seed: bytes, width: int) -> Words:
+    """The mask of a seed: `width` words."""
+    require(len(seed) == SEED_BYTES, f"a seed has {len(seed)} bytes; it must have {SEED_BYTES}.")
+    require(1 <= width <= MOST_WORDS, f"a mask of {width} words is asked for; it must have 1 to {MOST_WORDS}.")
+    return np.frombuffer(key_stream(seed, NONCE).update(bytes(8 * width)), dtype="<u8").astype(np.uint64, copy=False)
+
+
+def hide(row: Words, seed: bytes) -> Words:
+    """What the server gets: the row minus the mask of the seed, mod 2⁶⁴."""
+    return row - expand(seed, len(row))
+
+
+def to_words(units: Tensor) -> Words:
+    """Whole numbers (int64) as words mod 2⁶⁴."""
+    return units.detach().cpu().contiguous().numpy().view(np.uint64)
+
+
+def from_words(words: Words) -> Tensor:
+    """Words as the whole numbers from −2⁶³ to 2⁶³ − 1 that they stand for, int64."""
+    return torch.from_numpy(np.ascontiguousarray(words, dtype=np.uint64).view(np.int64).copy())
+
+
+def masked_sum(units: Tensor) -> Tensor:
+    """Σ of the rows [n, w] by way of both aggregators: each row is hidden under a mask of its own, and both parts are added up.
+
+    The result is the sum itself, mod 2⁶⁴, whatever the seeds are.
+    """
+    server, helper = (np.zeros(units.shape[1], dtype=np.uint64) for _ in range(2))
+    for row in to_words(units):
+        seed = fresh_seed()
+        server += hide(row, seed)
+        helper += expand(seed, len(row))
+    return from_words(server + helper).to(units.device)
