@@ -18,7 +18,7 @@ from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.layout import Layout
 from dpfedexp.engine import checkpoint, outlets
-from dpfedexp.engine.checkpoint import Checkpoint, NamedValues, Progress, flatten, settings_hash
+from dpfedexp.engine.checkpoint import EVALUATE_EVERY, Checkpoint, NamedValues, Progress, flatten, settings_hash
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
 from dpfedexp.engine.private_folder import (
@@ -161,7 +161,7 @@ class OpenRun:
             if folder is None:
                 return _begin(description, source, folder)
             if last is not None:
-                checkpoint.check_same(last, description.settings, folder)
+                checkpoint.check_same(last, description.settings, folder, description.may_change)
             folder.mkdir(parents=True, exist_ok=True)
             if last is not None or (resume and source.own and source.exists):
                 return _go_on(description, source, folder, last)
@@ -422,6 +422,7 @@ class RunDescription:
         not_covered: what the privacy statement leaves out.
         reporting: history → how many clients at least report in a round, for the statement; None for all of them.
         no_other_adjacency: why there is no figure for the other adjacency; empty where there is one.
+        may_change: settings that may differ when the run is resumed.
     """
 
     engine: Engine
@@ -433,6 +434,7 @@ class RunDescription:
     not_covered: tuple[str, ...] = ()
     reporting: Callable[[list[dict[str, Any]]], int | None] = _no_limit
     no_other_adjacency: str = ""
+    may_change: tuple[str, ...] = ()
 
     @property
     def secure(self) -> bool:
@@ -485,7 +487,10 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
 
 def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
     """Name → value, all of them JSON, of everything that the result depends on."""
-    mechanism = engine.mechanism
+    mechanism, evaluation, measured = engine.mechanism, engine.evaluation, {}
+    if evaluation is not None:
+        measured = {"evaluate": str(evaluation.metrics), EVALUATE_EVERY: evaluation.every}
+        measured |= {"held_out": evaluation.held_out, "mechanism.evaluation": evaluation.mechanism}
     return flatten(
         {
             "algorithm": engine.algorithm,
@@ -497,7 +502,7 @@ def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
                 "start": parameter_tag(engine.start.cpu()),
             },
             "clients": engine.population,
-            **({} if engine.evaluation is None else {"evaluation": engine.evaluation}),
+            **measured,
             **more,
         }
     )
