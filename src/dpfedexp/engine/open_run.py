@@ -311,7 +311,7 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
 
 def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkpoint | None) -> OpenRun:
     """The run that the folder holds, from its checkpoint, or from its start where it has a ledger alone."""
-    with source.opened(source.existing(settings_hash(run.settings) if last is None else None)) as ledger:
+    with source.opened(source.existing(run.fixed_hash if last is None else None)) as ledger:
         name: Any = ledger.header.get("run") if last is None else last.progress.run
         if not is_run_id(name):
             raise LedgerError(
@@ -440,11 +440,16 @@ class RunDescription:
     def secure(self) -> bool:
         return self.engine.secure
 
+    @property
+    def fixed_hash(self) -> str:
+        """Of the settings that may not change."""
+        return settings_hash({name: value for name, value in self.settings.items() if name not in self.may_change})
+
     def ledger_header(self) -> dict[str, Any]:
         """What a reader of the ledger alone needs for a statement."""
         run = self.engine
         header = {
-            "config": settings_hash(self.settings),
+            "config": self.fixed_hash,
             "algorithm": run.algorithm.name,
             "clients": run.population,
             "delta": run.algorithm.delta,
