@@ -21,6 +21,7 @@ from dpfedexp.accounting.events import GaussianEvent, Sampling, to_json
 from dpfedexp.accounting.events import privunit as exact_event
 from dpfedexp.accounting.ledger import FORMAT, VERSION, head_path
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError
+from dpfedexp.mechanisms import CentralGaussian
 
 EVENT = central(5.0)
 
@@ -220,6 +221,33 @@ def test_budget_stops_before_the_round_that_would_exceed_it():
         ledger.check(budget, EVENT, round=50, noise="seed 0")
     ledger.check(budget, EVENT, round=49, noise="seed 0")
     assert len(ledger) == 50
+
+
+@pytest.mark.parametrize(
+    ("charged", "question", "sentence"),
+    [
+        ([], "", r"; 0 rounds have spent 0\.0000, and round 7 would"),
+        ([""], "evaluation", "; 1 round has spent .*, and the evaluation after round 7 would"),
+        (
+            ["local rate", "", "", "evaluation"],
+            "",
+            "; 1 vote, 2 rounds and 1 evaluation have spent .*, and round 7 would",
+        ),
+        (["local rate"], "first clip", "; 1 vote has spent .*, and the vote on the first clip would"),
+    ],
+)
+def test_the_budgets_sentence_counts_votes_and_evaluations_apart_from_rounds(charged, question, sentence):
+    ledger = Ledger.in_memory()
+    for number, name in enumerate(charged):
+        ledger.charge(number, asking(name))
+    with pytest.raises(BudgetExceeded, match=sentence):
+        ledger.check(Budget(1e-3, 1e-5), asking(question), round=7)
+
+
+def asking(question):
+    """The event of a round, or of an answer to a question."""
+    mechanism = CentralGaussian(0.5, 3.0)
+    return (mechanism.asking(question, 3.0) if question else mechanism).event(Sampling())
 
 
 def test_what_a_ledger_refuses_is_a_sentence(path):

@@ -173,3 +173,13 @@ def test_sampled_clients_have_wider_intervals():
     metrics = ClientMetrics("classes", 10)
     alone, sampled = metrics.read(mean, 0.001), metrics.read(mean, 0.001, spread=0.9 / 100)
     assert sampled["clients_accuracy_high"] > alone["clients_accuracy_high"]
+
+
+def test_without_noise_the_interval_of_a_quantile_is_its_bin():
+    """All errors are equal, so nothing tells where in the bin they are: the interval was the middle of the bin alone."""
+    for error in (0.0, 1.1e-4, 0.32, 0.55, 17.0):
+        row = ClientMetrics("numbers").vectors(LOSSES["mse"], torch.full((50,), error), torch.zeros(50)).mean(0)
+        found = ClientMetrics("numbers").read(row, 0.0)
+        for name in ("clients_error_median", "clients_error_p90"):
+            assert found[f"{name}_low"] <= error <= found[f"{name}_high"], (error, found)
+            assert found[f"{name}_high"] <= max(1.79 * found[f"{name}_low"], 1.79e-4), "a bin is a quarter of a decade"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dpfedexp import (
@@ -223,3 +224,24 @@ def test_a_tensor_that_is_not_in_the_list_of_outlets_is_not_written(tmp_path, mo
     with pytest.raises(LookupError, match="no field 'client_rows'"):
         checkpoint.save(tmp_path, None, progress)
     assert (tmp_path / CHECKPOINT).read_bytes() == kept
+
+
+def test_a_checkpoint_that_could_not_be_read_again_is_not_written(tmp_path, monkeypatch):
+    """A text of more than 64 MiB was written, and was damaged when it was read."""
+    interrupted(tmp_path)
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    kept = checkpoint.load(tmp_path)
+    state = checkpoint.state_from(kept.tensors, kept.progress.round, kept.progress.radius)
+    history = [{**kept.progress.history[0], "test_text": "x" * 100}] * kept.progress.round
+    monkeypatch.setattr(checkpoint, "_LARGEST_TEXT", len(json.dumps(history)))
+    with pytest.raises(InputError, match=r"can't be written: its history takes .* The one before it is kept"):
+        checkpoint.save(tmp_path, state, replace(kept.progress, history=history))
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+
+
+def test_the_largest_text_fits_into_a_header_however_it_is_escaped(tmp_path, monkeypatch):
+    """Safetensors refuses headers of more than 100 MB, and writes each quote as two characters."""
+    text = '"' * checkpoint._LARGEST_TEXT
+    save_file({"w": torch.zeros(1)}, tmp_path / "large.safetensors", {"content": text})
+    with safe_open(tmp_path / "large.safetensors", "pt") as file:
+        assert file.metadata()["content"] == text

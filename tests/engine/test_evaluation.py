@@ -26,9 +26,11 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.engine.engine import Engine, Request
 from dpfedexp.engine.open_run import OpenRun
+from dpfedexp.engine.plot import metrics_in
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import AdviceWarning, InputError, RoundFailed
+from dpfedexp.report.page import read_run, run_section
 from tests.sizes import long
 
 M, ROUNDS = 60, 4
@@ -328,3 +330,67 @@ def test_intervals_of_whole_runs_cover_in_95_per_cent(problem):
         print(f"{problem:8} {key:22} {sum(found)} of {len(found)}: {sum(found) / len(found):.1%}")
         assert len(found) > 150
         assert sum(found) / len(found) > 0.89
+
+
+def dies_in_the_evaluation(after, error):
+    """The engine's `evaluate` that raises after this round."""
+    inner = Engine.evaluate
+
+    def evaluate(self, state, *given):
+        if state.round == after:
+            raise error
+        return inner(self, state, *given)
+
+    return evaluate
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("odd")])
+def test_callbacks_get_a_round_whose_measurement_was_interrupted_or_failed(tmp_path, monkeypatch, error):
+    heard = []
+    monkeypatch.setattr(Engine, "evaluate", dies_in_the_evaluation(2, error))
+    with pytest.raises(type(error)):
+        run_of(out=tmp_path / "run", evaluate_every=1, on_round=heard.append)
+    assert [record["round"] for record in heard] == [1, 2]
+    assert ["clients_loss" in record for record in heard] == [True, False]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2]
+
+
+def test_callbacks_get_a_round_that_the_server_could_not_measure(monkeypatch):
+    heard = []
+
+    def broken(model):
+        raise ValueError("no such file")
+
+    with pytest.raises(ValueError, match="no such file"):
+        run_of(evaluate=broken, on_round=heard.append)
+    assert [record["round"] for record in heard] == [1]
+
+
+def test_an_interrupt_in_the_last_measurement_is_the_reason_in_the_status(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "evaluate", dies_in_the_evaluation(ROUNDS, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            run_of(out=tmp_path / "run")
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["status"], status["round"], status["reason"]) == ("failed", ROUNDS, "it was interrupted.")
+    run_of(out=tmp_path / "run", resume=True)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["status"], status["reason"]) == ("completed", "")
+
+
+def test_a_loss_at_its_bound_is_marked_in_history_and_page(tmp_path):
+    """A model that is sure of the wrong class has a loss far above the bound, and looked like one that is at it."""
+    sure = nn.Linear(5, 3)
+    nn.init.constant_(sure.weight, 0.0)
+    sure.bias.data = torch.tensor([1e4, 0.0, 0.0])
+    x = torch.randn(M, 10, 5)
+    clients = Federation.from_clients(list(zip(x, torch.ones(M, 10).long(), strict=True)))
+    algorithm = dp_fedavg(clip=1e-6, target_epsilon=200.0)
+    run = train(
+        sure, clients, algorithm, local=LOCAL, rounds=2, evaluate="clients", progress=False, out=tmp_path / "run"
+    )
+    assert run.history[-1]["clients_loss_at_bound"] == 1.0
+    assert "clients_loss_at_bound" not in metrics_in(run.history)
+    assert "may be above its bound in 2 rounds" in str(run_section(read_run(tmp_path / "run")))
+    assert "clients_loss_at_bound" not in run_of(rounds=2).history[-1]

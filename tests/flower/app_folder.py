@@ -74,7 +74,7 @@ def make_app(folder: Path, *, hostile: bool = False, own_task: bool = False, **s
     return folder
 
 
-def run_app(app: Path, environment: dict[str, str], *options: str, connection: str = "up"):
+def run_app(app: Path, environment: dict[str, str], *options: str, connection: str = "up", patience: float = PATIENCE):
     """`dpfedexp flower run` in the app's folder, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "dpfedexp", "flower", "run", ".", connection, *options],
@@ -83,7 +83,7 @@ def run_app(app: Path, environment: dict[str, str], *options: str, connection: s
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=patience,
     )
 
 

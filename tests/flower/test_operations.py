@@ -420,3 +420,12 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
     monkeypatch.setattr(subprocess, "run", slow)
     assert _end(tmp_path / "run", "up", "7", {})[0] == "completed"
     assert _end(tmp_path / "elsewhere", "up", "7", {}) == ("failed", {})
+
+
+def test_a_resume_in_a_folder_that_does_not_exist_is_refused_before_anything_is_started(tmp_path, monkeypatch):
+    new_app(tmp_path / "app")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dpfedexp.flower.app._own_deployment", lambda *given: ({}, tmp_path, tmp_path))
+    monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *given: pytest.fail("Flower was started"))
+    with pytest.raises(InputError, match=r"first' does not exist, so there is no run to resume"):
+        run_app(tmp_path / "app", settings=["federation.resume=true"])

@@ -178,3 +178,28 @@ def test_a_resumed_server_takes_the_model_from_its_folder_whatever_it_starts_wit
     other = {name: value + 1.0 for name, value in problem(3)[1].state_dict().items()}
     strategy.start(grid_of(), ArrayRecord(other), timeout=1.0)
     assert torch.equal(strategy.state.w, whole.state.w)
+
+
+@pytest.mark.filterwarnings("ignore::dpfedexp.errors.AdviceWarning")
+@pytest.mark.parametrize("given", [{}, {"evaluate": "numbers"}, {"evaluate": "numbers", "evaluate_every": 1}])
+def test_more_rounds_than_the_noise_is_for_are_refused_by_the_setting_that_was_changed(given, tmp_path):
+    """The refusal named evaluation.mechanism.noise and others that nobody has typed."""
+    algorithm = cdp_fedexp(clip=0.5, target_epsilon=8.0)
+    deploy(tmp_path, algorithm, grid_of(), rounds=2, noise=Silence, **given)
+    with pytest.raises(InputError) as refused:
+        deploy(tmp_path, algorithm, grid_of(), rounds=30, noise=Silence, resume=True, **given)
+    assert "is of another run: rounds is 30 here and 2 there. Resume" in str(refused.value)
+
+
+def test_more_rounds_with_the_same_noise_go_on(tmp_path):
+    run(tmp_path, SAFE, rounds=2)
+    run(tmp_path, SAFE, rounds=4, resume=True)
+    assert rounds_in(tmp_path) == [1, 2, 3, 4]
+
+
+def test_a_resume_in_a_folder_without_a_run_is_refused(tmp_path):
+    """It began a new run, and said nothing."""
+    for folder in (tmp_path, tmp_path / "misspelt"):
+        with pytest.raises(InputError, match="holds no run; name its folder, or begin one without resume"):
+            run(folder, resume=True)
+    assert not (tmp_path / "misspelt").exists()

@@ -431,3 +431,33 @@ def test_without_a_helper_no_app_is_started_and_nothing_is_paid(asked, reason, t
     node.push()
     assert reason in node.answer().error.reason
     assert (node.charges, stored(node)) == (0, 0)
+
+
+def test_a_run_that_overrides_a_pinned_setting_gets_no_answer(tmp_path, bundle):
+    node = Node(tmp_path, bundle, overrides=("federation.folder",))
+    node.run = replace(node.run, override_config={"federation.folder": "/x", "federation.rounds": 10**9})
+    node.ask()
+    node.push()
+    assert (
+        "overrides federation.rounds, which is not among the overrides that the site allows"
+        in node.answer().error.reason
+    )
+    assert node.charges == 0
+
+
+@pytest.mark.parametrize("limits", [{}, {"overrides": ("federation.folder",)}])
+def test_a_run_that_overrides_what_the_site_allows_is_answered(limits, tmp_path, bundle):
+    node = Node(tmp_path, bundle, **limits)
+    given = {"federation.folder": "/x"} if limits else {"federation.folder": "/x", "federation.rounds": 10**9}
+    node.run = replace(node.run, override_config=given)
+    node.exchange(hostile(honest()))
+    assert not node.answer().has_error()
+    assert node.charges == 1
+
+
+def test_an_override_of_a_setting_that_the_app_does_not_have_does_not_end_the_node(node):
+    """Flower raises where it joins such a setting to the app's own, and the node's process ended."""
+    node.run = replace(node.run, override_config={"no.such": 1})
+    node.ask()
+    node.push()
+    assert "the message can't be read" in node.answer().error.reason

@@ -1,6 +1,8 @@
 """In a secure run a client's row depends on nothing that the others hold, bit for bit, whatever trains it."""
 
 import math
+import random
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +19,7 @@ from dpfedexp.engine.engine import Request
 from dpfedexp.errors import RoundFailed
 from dpfedexp.trainers import isolation
 from dpfedexp.trainers.isolation import is_isolated, learnt_apart, padded, synthetic_clients, widths
+from dpfedexp.trainers.module_checks import watching_draws
 from dpfedexp.trainers.steps import Vectorised
 from dpfedexp.trainers.task import Task
 from tests.trainers.shared import PRIVATE, Made, bound, secured, unless_refused
@@ -315,3 +318,33 @@ def test_rows_that_are_not_a_number_are_the_same_when_they_are_asked_for_again()
     clients.targets.fill_(math.nan)
     local = Sgd(lr=0.1, steps=1, max_examples=3)
     isolation.check_rows(Task(model, Layout.of(model), nn.MSELoss(), local, clients, torch.device("cpu")))
+
+
+class DrawsAtFirst(nn.Linear):
+    """Python's global generator moves while it is called for the first time, or every time."""
+
+    def __init__(self, every: bool) -> None:
+        super().__init__(2, 1)
+        self.every, self.calls = every, [0]
+
+    def forward(self, x):
+        self.calls[0] += 1
+        if self.every or self.calls[0] == 1:
+            random.random()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_what_another_thread_draws_is_not_taken_for_the_models_draw(every):
+    """Flower's heartbeat draws from Python's generator in a thread of its own, and nodes with many clients refused their model."""
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        _, drawn = watching_draws(lambda model=DrawsAtFirst(every): model(torch.ones(3, 2)))
+    finally:
+        done.set()
+        other.join()
+    assert drawn == every
+    # Where there is no other thread, nobody else can have drawn.
+    assert threading.active_count() > 1 or watching_draws(lambda model=DrawsAtFirst(False): model(torch.ones(3, 2)))[1]

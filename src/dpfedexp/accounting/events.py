@@ -651,6 +651,11 @@ def direction(dimension: int, epsilon0: float, epsilon1: float, rule: GammaRule 
     if rule == "exact":
         q = 1 / (1 + math.exp(epsilon1))
         gamma = math.sqrt(betainccinv(0.5, half, 2 * q))
+        require(
+            gamma < 1,
+            f"PrivUnit with {dimension} parameters has an empty cap in double precision at epsilon1 = {epsilon1:.4g}; ask for a "
+            "smaller epsilon.",
+        )
     else:
         require(rule == "paper", f"gamma is {rule!r}; it must be 'exact', 'paper' or 'optimal'.")
         gamma = math.tanh(epsilon1 / 2) * math.sqrt(math.pi / (2 * (dimension - 1)))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpfedexp.accounting.compose import Guarantee, compose
-from dpfedexp.accounting.events import Event, GaussianEvent, PrivUnitEvent, from_json, to_json
+from dpfedexp.accounting.events import EVALUATION, Event, GaussianEvent, PrivUnitEvent, from_json, to_json
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, checked, require
 from dpfedexp.files import create_file, replace_bytes, try_lock
 
@@ -276,11 +276,28 @@ class Ledger:
         if after > budget.epsilon:
             spent = self.guarantee(budget.delta).epsilon
             which = "the next round" if round is None else f"round {round}"
-            counted = "1 round has" if len(self) == 1 else f"{len(self)} rounds have"
+            if event.question:
+                which = (
+                    f"the evaluation after {which}"
+                    if event.question == EVALUATION
+                    else f"the vote on the {event.question}"
+                )
             raise BudgetExceeded(
-                f"the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}; {counted} spent "
+                f"the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}; {self._counted_charges()} spent "
                 f"{spent:.4f}, and {which} would make it {after:.4f}. It was not started."
             )
+
+    def _counted_charges(self) -> str:
+        """'2 votes, 3 rounds and 1 evaluation have'."""
+        questions = [entry.event.question for entry in self._entries]
+        kinds = {
+            "vote": sum(name not in ("", EVALUATION) for name in questions),
+            "round": questions.count(""),
+            "evaluation": questions.count(EVALUATION),
+        }
+        parts = [f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds.items() if count] or ["0 rounds"]
+        listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
+        return f"{listed} {'has' if len(self) == 1 else 'have'}"
 
     def close(self) -> None:
         while self.witnesses:

@@ -22,6 +22,8 @@ Kind = Literal["classes", "binary", "numbers", "loss"]
 WIDTH = 41
 """Numbers in a client's vector, whatever it measures."""
 NORMAL_95 = 1.959964
+AT_BOUND = "_at_bound"
+"""Ends the name of a field that is 1 where a metric's interval reaches the metric's bound: the true value may be above it."""
 _COUNT = 0.2
 """Share of the squared norm for the count of clients; the metrics have the rest."""
 _SCORES, _MAGNITUDES = 12, 40
@@ -154,6 +156,8 @@ class ClientMetrics:
                 variance = (deviation / scale / answered) ** 2 + (share * noise / answered) ** 2
                 variance += spread * max(0.0, 0.25 - share * share)
                 found |= _interval(name, share + HALF, math.sqrt(variance), high)
+            if found["clients_loss_high"] >= self.largest_loss:
+                found[f"clients_loss{AT_BOUND}"] = 1.0
         if self.kind == "binary":
             unit = HALF * math.sqrt(_SHARES["binary"]["auc"])
             positive, negative = (values[3 : 3 + 2 * _SCORES] / unit).split(_SCORES)
@@ -212,7 +216,7 @@ def _auc(positive: Tensor, negative: Tensor, deviation: float, spread: float) ->
 def _quantile(name: str, bins: Tensor, level: float, deviation: float, noise: float, spread: float) -> dict[str, float]:
     """A quantile by the cumulative shares of the bins, straight on the logarithmic scale within each.
 
-    The interval is from the first to the last place whose cumulative share may be the level.
+    The interval is from the first to the last place whose cumulative share may be the level, widened by the bin's own width.
     """
     fine = 64
     within = torch.arange(fine, dtype=torch.float64) / fine
@@ -228,12 +232,15 @@ def _quantile(name: str, bins: Tensor, level: float, deviation: float, noise: fl
     if middle >= len(curve) - 1 - fine:
         return {}  # beyond the largest bin
     ends = (int(possible[0]), int(possible[-1])) if len(possible) else (middle, middle)
+    # Within its bin the quantile may be anywhere: without noise the interval is the bin.
+    below = math.hypot(max(middle - ends[0], 0), (middle - 1) % fine + 1)
+    above = math.hypot(max(ends[1] - middle, 0), fine - middle % fine)
 
-    def value(at: int) -> float:
+    def value(at: float) -> float:
         return math.pow(10.0, _SMALLEST + at / fine * (_DECADES / _MAGNITUDES))
 
     return {
         f"clients_{name}": value(middle),
-        f"clients_{name}_low": value(min(ends[0], middle)),
-        f"clients_{name}_high": value(max(ends[1], middle)),
+        f"clients_{name}_low": value(middle - below) if middle > below else 0.0,
+        f"clients_{name}_high": value(min(middle + above, len(curve) - 1)),
     }

@@ -34,7 +34,8 @@ from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors
 
 FORMAT, VERSION = "dpfedexp-checkpoint", 4
-_LARGEST_TEXT = 2**26
+_LARGEST_TEXT = 2**25
+"""A header of safetensors holds 100 MB, in which a text may take up twice its length."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,12 @@ def save(folder: Path, state: State, progress: Progress, records: Records | None
     outlets.recorded(CHECKPOINT, tensors, secure=False)
     outlets.recorded(CHECKPOINT, {"history": history}, secure=False)
     text = f'{json.dumps(outlets.recorded(CHECKPOINT, content, secure=False))[:-1]}, "history": {history}}}'
+    require(
+        len(text) <= _LARGEST_TEXT,
+        f"the checkpoint of round {state.round} can't be written: its history takes {len(text) / 2**20:.0f} MiB of text, and at "
+        f"most {_LARGEST_TEXT / 2**20:.0f} can be read again. The one before it is kept; begin a new run that has fewer rounds or "
+        "fewer metrics.",
+    )
     metadata = {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     try:
         replace_tensors(folder / CHECKPOINT, tensors, metadata, mode=0o600)
@@ -118,8 +125,11 @@ def read_progress(folder: Path) -> Progress | None:
     return None if checkpoint is None else checkpoint.progress
 
 
-def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> None:
-    """Refuses the checkpoint of another run and says what differs. Where it started from is the checkpoint's to say."""
+def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path, may_change: tuple[str, ...] = ()) -> None:
+    """Refuses the checkpoint of another run and says what differs. Where it started from is the checkpoint's to say.
+
+    Settings that `may_change` are no difference by themselves.
+    """
     here, there = (
         {name: value for name, value in one.items() if not name.endswith(START)}
         for one in (settings, checkpoint.progress.settings)
@@ -130,8 +140,9 @@ def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> N
         "trained: build the model as it was, with the same pretrained weights or the same torch.manual_seed.",
     )
     changed = differences(here, there)
+    fixed = ({name: value for name, value in one.items() if name not in may_change} for one in (here, there))
     require(
-        not changed,
+        not differences(*fixed),
         f"the checkpoint in {str(folder)!r} is of another run: {changed}. Resume with that run's settings, or name another folder.",
     )
 
@@ -262,6 +273,8 @@ START = "model.start"
 _SHOWN = 6
 _DERIVED = ("mechanism", "algorithm.clip.")
 """Names of settings that follow from others."""
+ROUNDS, EVALUATE_EVERY = "rounds", "evaluate_every"
+"""The second follows from the first unless it is given."""
 
 
 def settings_hash(settings: NamedValues) -> str:
@@ -272,6 +285,7 @@ def differences(here: NamedValues, there: NamedValues) -> str:
     """'local.lr is 0.1 here and 0.2 there; …', empty where the two agree."""
     changed = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
     changed = [name for name in changed if not name.startswith(_DERIVED)] or changed
+    changed = [name for name in changed if not (name == EVALUATE_EVERY and ROUNDS in changed)]
     shown = [f"{name} is {here.get(name)!r} here and {there.get(name)!r} there" for name in changed[:_SHOWN]]
     if len(changed) > _SHOWN:
         shown.append(f"{len(changed) - _SHOWN} more differ")

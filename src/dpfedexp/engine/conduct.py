@@ -16,6 +16,7 @@ from torch import nn
 from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement, compose
 from dpfedexp.accounting.statement import Source
 from dpfedexp.algorithms.round import State
+from dpfedexp.core.client_metrics import AT_BOUND
 from dpfedexp.engine.advice import Commentary, evaluation_precision
 from dpfedexp.engine.checkpoint import Checkpoint
 from dpfedexp.engine.engine import Engine
@@ -131,14 +132,16 @@ def conduct(
             commentary.after(record, open_run.state)
             return stop
 
-        def written(end: End, status: Status) -> Run:
+        def written(end: End, status: Status, reason: str = "") -> Run:
             """The run, with everything in its folder."""
             open_run.end(end.decided)
             run = made(end)
             open_run.seal(run.model)
             if files is not None:
                 files.finish(run)
-                files.write_status(status, open_run.state.round, rounds, run.privacy.epsilon_total, end.reason or "")
+                files.write_status(
+                    status, open_run.state.round, rounds, run.privacy.epsilon_total, end.reason or reason
+                )
             return run
 
         try:
@@ -169,7 +172,7 @@ def conduct(
                 if files is not None:
                     epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
                     files.write_status("failed", open_run.state.round, rounds, epsilon, end.reason or why)
-                written(end, "failed")
+                written(end, "failed", why)
             if not interrupted:
                 if how.folder is not None:
                     error.add_note(f"The rounds so far are in {str(how.folder)!r}; resume=True goes on from them.")
@@ -271,18 +274,17 @@ def _rounds(
                 except (Exception, KeyboardInterrupt) as error:
                     failure = error
             open_run.complete(state, recorded(METRICS, record, secure=engine.secure), last=last)
-            if failure is not None:
-                # Only now: the round is released and paid for, and a caller's function must not make it again.
-                raise failure
-            over: BudgetExceeded | None = None
-            if due(number):
+            if failure is None and due(number):
                 try:
                     evaluate()
-                except BudgetExceeded as reason:
-                    over = reason
-            stop = completed(open_run.history[-1])
-            if over is not None:
-                raise over
+                except (Exception, KeyboardInterrupt) as error:
+                    failure = error
+            try:
+                stop = completed(open_run.history[-1])
+            finally:
+                if failure is not None:
+                    # Only now: the round is released, paid for and told to the callbacks, whatever became of its measurement.
+                    raise failure
             # After the last round there is nothing left to stop.
             if stop is not None and number < rounds:
                 open_run.stop()
@@ -353,7 +355,7 @@ def show(record: dict[str, Any], whose: str = "") -> str:
         for key, value in recorded("terminal", record, secure=True).items()
         if isinstance(value, float)
         and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
-        and not key.endswith(("_low", "_high"))
+        and not key.endswith(("_low", "_high", AT_BOUND))
     ]
     epsilon = record["epsilon_total"]
     privacy = "not private" if math.isinf(epsilon) else f"ε {whose}{' ' if whose else ''}{epsilon:.3f}"

@@ -18,7 +18,15 @@ from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.modules import Layout
 from dpfedexp.engine import checkpoint, outlets, private_folder
-from dpfedexp.engine.checkpoint import Checkpoint, NamedValues, Progress, candidate_prefix, flatten, settings_hash
+from dpfedexp.engine.checkpoint import (
+    EVALUATE_EVERY,
+    Checkpoint,
+    NamedValues,
+    Progress,
+    candidate_prefix,
+    flatten,
+    settings_hash,
+)
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
 from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text, model_tensors
@@ -149,7 +157,7 @@ class OpenRun:
             if folder is None:
                 return _begin(description, source, folder)
             if last is not None:
-                checkpoint.check_same(last, description.settings, folder)
+                checkpoint.check_same(last, description.settings, folder, description.may_change)
             folder.mkdir(parents=True, exist_ok=True)
             if last is not None or (resume and source.own and source.exists):
                 return _go_on(description, source, folder, last)
@@ -299,7 +307,7 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
 
 def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkpoint | None) -> OpenRun:
     """The run that the folder holds, from its checkpoint, or from its start where it has a ledger alone."""
-    with source.opened(source.existing(settings_hash(run.settings) if last is None else None)) as ledger:
+    with source.opened(source.existing(run.fixed_hash if last is None else None)) as ledger:
         name: Any = ledger.header.get("run") if last is None else last.progress.run
         if not private_folder.is_run_id(name):
             raise LedgerError(
@@ -410,6 +418,7 @@ class RunDescription:
         not_covered: what the privacy statement leaves out.
         reporting: history → how many clients at least report in a round, for the statement; None for all of them.
         no_other_adjacency: why there is no figure for the other adjacency; empty where there is one.
+        may_change: settings that may differ when the run is resumed.
     """
 
     engine: Engine
@@ -421,16 +430,22 @@ class RunDescription:
     not_covered: tuple[str, ...] = ()
     reporting: Callable[[list[dict[str, Any]]], int | None] = _no_limit
     no_other_adjacency: str = ""
+    may_change: tuple[str, ...] = ()
 
     @property
     def secure(self) -> bool:
         return self.engine.secure
 
+    @property
+    def fixed_hash(self) -> str:
+        """Of the settings that may not change."""
+        return settings_hash({name: value for name, value in self.settings.items() if name not in self.may_change})
+
     def ledger_header(self) -> dict[str, Any]:
         """What a reader of the ledger alone needs for a statement."""
         run = self.engine
         header = {
-            "config": settings_hash(self.settings),
+            "config": self.fixed_hash,
             "algorithm": run.algorithm.name,
             "clients": run.population,
             "delta": run.algorithm.delta,
@@ -482,7 +497,10 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
 
 def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
     """Name → value, all of them JSON, of everything that the result depends on."""
-    mechanism = engine.mechanism
+    mechanism, evaluation, measured = engine.mechanism, engine.evaluation, {}
+    if evaluation is not None:
+        measured = {"evaluate": str(evaluation.metrics), EVALUATE_EVERY: evaluation.every}
+        measured |= {"held_out": evaluation.held_out, "mechanism.evaluation": evaluation.mechanism}
     return flatten(
         {
             "algorithm": engine.algorithm,
@@ -494,7 +512,7 @@ def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
                 "start": private_folder.parameter_tag(engine.start.cpu()),
             },
             "clients": engine.population,
-            **({} if engine.evaluation is None else {"evaluation": engine.evaluation}),
+            **measured,
             **more,
         }
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpfedexp.core.client_metrics import AT_BOUND
 from dpfedexp.errors import require
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class Chart:
 def metrics_in(history: Sequence[dict[str, Any]]) -> list[str]:
     """The fields that measure the model, in the order in which they first occur."""
     found = dict.fromkeys(k for record in history for k in record if k not in BOOKKEEPING)
-    return [key for key in found if not (key.endswith(("_low", "_high")) and key.rpartition("_")[0] in found)]
+    parts = {key + end for key in found for end in ("_low", "_high", AT_BOUND)}
+    return [key for key in found if key not in parts]
 
 
 def name_of(key: str) -> str:
@@ -127,7 +129,15 @@ def over_rounds(history: Sequence[dict[str, Any]], key: str, name: str) -> Serie
 
 
 def run_panels(history: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[Panel]:
-    return [Panel(name_of(key), "round", name_of(key), [over_rounds(history, key, name_of(key))]) for key in keys]
+    return [
+        Panel(_title(history, key), "round", name_of(key), [over_rounds(history, key, name_of(key))]) for key in keys
+    ]
+
+
+def _title(history: Sequence[dict[str, Any]], key: str) -> str:
+    """The name of a field, and in how many rounds its value may be above what could be measured."""
+    reached = sum(bool(record.get(key + AT_BOUND)) for record in history)
+    return name_of(key) + (f" (may be above its bound in {reached} rounds)" if reached else "")
 
 
 def figure_of(history: Sequence[dict[str, Any]], title: str) -> Figure:

@@ -93,6 +93,10 @@ def run_app(
             f"the folder {str(folder)!r} holds a run already; go on with it (--resume), or begin another one in a new folder "
             "(--folder runs/second)."
         )
+    if logs is not None and {**written, **given}.get("federation.resume") and not folder.exists():
+        raise InputError(
+            f"the folder {str(folder)!r} does not exist, so there is no run to resume; leave --resume out to begin one."
+        )
     # TOML writes text, numbers and truth as JSON does.
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
     read = {} if logs is None else {path: path.stat().st_size for path in logs.glob("supernode*.log")}

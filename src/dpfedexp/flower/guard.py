@@ -13,6 +13,7 @@ The file lies beside the node, and the server and the uploaded app have no say i
     max_clip = 1.0
     helper_key = "…"             # with two-party aggregation: the public key of the helper that this site trusts
     apps = ["9f2c…"]             # for `dpfedexp node`: hashes of the apps that may run here
+    overrides = []               # for `dpfedexp node`: the settings that a run may override (`-c`); all of them where it is missing
     answer_failures = false      # for `dpfedexp node`: true answers an app's failure with a charged report of zero
     id = "ward 7"                # by which guard and ledger are known; drawn and written here at the first use where it is missing
 
@@ -202,6 +203,7 @@ class Guard(Limits):
 
     helper_key: str | None = None
     apps: tuple[str, ...] = ()
+    overrides: tuple[str, ...] | None = None
     answer_failures: bool = False
 
     @staticmethod
@@ -221,7 +223,7 @@ class Guard(Limits):
     def load(path: Path | str) -> Guard:
         """The limits in a guard file; a sentence if it can't be read or does not state all of them."""
         path = Path(path)
-        values = read_limits(path, "guard", optional=("helper_key", "apps", "answer_failures"))
+        values = read_limits(path, "guard", optional=("helper_key", "apps", "overrides", "answer_failures"))
         if "helper_key" in values:
             values["helper_key"] = check_public(values["helper_key"], "guard: helper_key")
         apps = values.get("apps", [])
@@ -230,9 +232,15 @@ class Guard(Limits):
             good,
             "guard: apps must be a list of hashes of 64 hexadecimal digits, as `dpfedexp flower hash` prints them.",
         )
+        overrides = values.get("overrides")
+        require(
+            overrides is None or (isinstance(overrides, list) and all(isinstance(name, str) for name in overrides)),
+            f'guard: overrides is {overrides!r}; it must be a list of settings, such as ["federation.folder"].',
+        )
         failures = values.get("answer_failures", False)
         require(isinstance(failures, bool), f"guard: answer_failures is {failures!r}; it must be true or false.")
-        return Guard(path, **{**values, "apps": tuple(apps)})
+        names = None if overrides is None else tuple(overrides)
+        return Guard(path, **{**values, "apps": tuple(apps), "overrides": names})
 
     def admit(self, request: Request, *, run: str = "", app: str = "", charge: bool = True) -> None:
         """Returns when the answer is within every limit and charged on disk; raises `Refused` otherwise.

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import SimpleNamespace
@@ -103,6 +103,12 @@ class Site:
         found = hashlib.sha256(content).hexdigest()
         if found != claimed or found not in self.guard.apps:
             raise Refused(f"the app {found} is not on this site's list.", shown="this app is not on the site's list.")
+
+    def check_overrides(self, given: Iterable[str]) -> None:
+        """Raises `Refused` for a run that overrides a setting of the app's own file which the guard does not list."""
+        pinned = [] if self.guard.overrides is None else sorted(set(given) - set(self.guard.overrides))
+        if pinned:
+            raise Refused(f"this run overrides {pinned[0]}, which is not among the overrides that the site allows.")
 
     def admit(self, message: Message, app: str) -> Admitted:
         """The request of a message. Raises `Refused` with a reason that the server may know; nothing is charged yet."""
@@ -211,6 +217,7 @@ class MessageGate:
                 run = state.get_run(run_id) or given["get_run"](run_id)
                 fab = state.get_fab(run.fab_hash) or given["get_fab"](run.fab_hash, run_id)
                 self.site.check_app(fab.content, run.fab_hash)
+                self.site.check_overrides(run.override_config)
                 if run.primary_task_type == TaskType.AGENT_APP or run.run_id != run_id:
                     raise Refused("the site answers training only.")
                 ids = [node.object_id for node in iterate_object_tree(tree)]
@@ -236,16 +243,19 @@ class MessageGate:
         if helped is not None:
             self._answer = helped
             return int(run_id)
-        stored = self._pull(
-            **{
-                **given,
-                "receive": lambda: (header, tree),
-                "get_run": lambda _: run,
-                "get_fab": lambda *_: fab,
-                "pull_object": lambda _, key: contents[key],
-                "trusted_entities": None,
-            }
-        )
+        known = {
+            "receive": lambda: (header, tree),
+            "get_run": lambda _: run,
+            "get_fab": lambda *_: fab,
+            "pull_object": lambda _, key: contents[key],
+            "trusted_entities": None,
+        }
+        try:
+            stored = self._pull(**{**given, **known})
+        except ValueError as error:  # an override of a setting that the app does not have; it must not end the node
+            _log.error("a message could not be stored for the app", exc_info=error)
+            self._answer = refusal(header, "the message can't be read.")
+            return int(run_id)
         if stored is not None:
             self._admitted = admitted
             # From now on and not from when it was sent: the server's clock is another one.

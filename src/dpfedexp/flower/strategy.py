@@ -24,6 +24,7 @@ from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import Ask
+from dpfedexp.engine.checkpoint import ROUNDS
 from dpfedexp.engine.conduct import Conduct, End, conduct, statement_of
 from dpfedexp.engine.engine import Engine, Evaluation
 from dpfedexp.engine.fit import rounds_for
@@ -247,6 +248,7 @@ class DpFedExp(Strategy):
         settings = settings_of(
             engine,
             layout,
+            rounds=self.rounds,
             clients_per_node=self.clients_per_node,
             nodes=None if self.participants.allowed is None else list(self.participants.allowed),
         )
@@ -265,6 +267,8 @@ class DpFedExp(Strategy):
             # It may be resumed with another fraction. Counts are in the history where they are public, and so in every local run.
             reporting=lambda history: min([needed, *(line["valid"] for line in history if "valid" in line)]),
             no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else FIXED_NUMBER,
+            # More rounds with the same noise are charged like those before.
+            may_change=(ROUNDS,),
         )
 
     def start(
@@ -284,6 +288,10 @@ class DpFedExp(Strategy):
         require(
             num_rounds in (None, self.rounds),
             f"num_rounds is {num_rounds}, but the strategy was made for {self.rounds} rounds; its noise depends on it.",
+        )
+        require(
+            not self.resume or (self.folder.is_dir() and any(self.folder.iterdir())),
+            f"resume is true, but the folder {str(self.folder)!r} holds no run; name its folder, or begin one without resume.",
         )
         engine = self.engine(grid, initial_arrays, timeout, train_config or ConfigRecord())
         layout = engine.cohort.layout  # type: ignore[attr-defined]

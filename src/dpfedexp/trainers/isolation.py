@@ -30,7 +30,7 @@ from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import lift
 from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
-from dpfedexp.trainers.module_checks import Watch, drawing_alike, first_line, generator_states
+from dpfedexp.trainers.module_checks import Watch, drawing_alike, first_line, watching_draws
 from dpfedexp.trainers.recording import Recorded, SyntheticClients, Tape, Unrecordable, adversarial, refusal
 from dpfedexp.trainers.steps import ByAutograd, Loop
 from dpfedexp.trainers.task import Task, Trainer, check_task, one_row
@@ -178,8 +178,21 @@ def _variants(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Input
 
 def _check_program(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) -> None:
     """Records a program on inputs one after the other: it must be the same every time, whatever it saw before."""
+    tapes, drawn = watching_draws(lambda: _tapes(what, program, inputs))
+    require(
+        not drawn,
+        f"{what} draws random numbers from NumPy or Python's random, which all clients would share; draw with torch.rand, "
+        "torch.randn or dropout, which each client takes from its own key.",
+    )
+    require(
+        all(tapes[1].same(tape) for tape in tapes[2:]),
+        f"{what} computes something else after it has seen other rows: it keeps state from batch to batch, leaves torch, or draws "
+        "from a generator of its own, which all clients would share. Compute it from the batch alone.",
+    )
+
+
+def _tapes(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) -> list[Tape]:
     tapes: list[Tape] = []
-    before = generator_states()
     for number, given in enumerate(inputs):
         try:
             tapes.append(program.record(given))
@@ -192,16 +205,7 @@ def _check_program(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) 
             if number in (0, 1, len(inputs) - 1):
                 text = f"{what} can't be computed on a batch of synthetic rows: {first_line(error)} {WHY}"
                 raise InputError(text) from error
-    require(
-        generator_states() == before,
-        f"{what} draws random numbers from NumPy or Python's random, which all clients would share; draw with torch.rand, "
-        "torch.randn or dropout, which each client takes from its own key.",
-    )
-    require(
-        all(tapes[1].same(tape) for tape in tapes[2:]),
-        f"{what} computes something else after it has seen other rows: it keeps state from batch to batch, leaves torch, or draws "
-        "from a generator of its own, which all clients would share. Compute it from the batch alone.",
-    )
+    return tapes
 
 
 def record_own_shapes(trial: Task, streams: Streams, largest: int) -> None:

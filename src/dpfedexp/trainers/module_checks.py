@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from dpfedexp.core.modules import Inputs, call, leaves, shape_of
 from dpfedexp.errors import InputError
 
+T = TypeVar("T")
+_ATTEMPTS = 3
 Batch = tuple[Inputs, Tensor]
 Losses = Callable[[nn.Module, Inputs, Tensor], Tensor]
 State = dict[str, Any]
@@ -233,17 +235,35 @@ def applied(model: nn.Module, x: Inputs) -> Any:
 
 def check_draws(model: nn.Module, x: Inputs) -> None:
     """Raises `InputError` where a copy's pass draws from NumPy or Python: clients would share the draw, a recording repeat it."""
-    before = generator_states()
-    try:
+
+    def once() -> None:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             call(model, x)
+
+    try:
+        _, drawn = watching_draws(once)
     except Exception:
         return
-    if generator_states() != before:
+    if drawn:
         raise InputError(
             "the model draws random numbers from NumPy or Python's random while it runs, which all clients would share; draw with "
             "torch.rand, torch.randn or dropout, which each client takes from its own key."
         )
+
+
+def watching_draws(work: Callable[[], T]) -> tuple[T, bool]:
+    """What `work` returns, and whether it drew from NumPy's or Python's global generators.
+
+    Another thread of the process may draw meanwhile, as Flower's heartbeat does: then the work is done again. What draws does so
+    every time.
+    """
+    for _ in range(_ATTEMPTS):
+        before = generator_states()
+        found = work()
+        drawn = generator_states() != before
+        if not drawn or threading.active_count() == 1:
+            break
+    return found, drawn
 
 
 def generator_states() -> tuple[Any, ...]:
