@@ -39,6 +39,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.cli import main
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load, parse
+from dpfedexp.core.local_rate import scale_rounds
 from dpfedexp.core.sums import Ask
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine import ranks as distributed
@@ -139,8 +140,11 @@ def check_that_everything_released_was_charged(folder: Path) -> int:
         assert not checkpoint.exists(folder)
         assert not metrics.exists()
         return 0
-    charged = [entry.round for entry in entries(folder)]
-    votes, charged = charged.count(0), [round for round in charged if round]
+    votes = sum(entry.round == 0 for entry in entries(folder))
+    charged = [entry.round for entry in entries(folder) if not entry.event.question]
+    scales = [entry.round for entry in entries(folder) if entry.event.question == "rate scale"]
+    assert scales == [number for number in scale_rounds(ROUNDS) if number in scales], "in their order, each once"
+    assert not scales or scales[-1] <= len(charged)
     assert charged == list(range(1, len(charged) + 1))
     progress = checkpoint.read_progress(folder)
     done = progress.round if progress else 0

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfedexp.core.client_metrics import AT_BOUND
 from dpfedexp.errors import require
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 STEERING = ("eta_g", "clip", "local_rate")
 """What sets itself from round to round."""
 BOOKKEEPING = ("round", *STEERING, "update_norm", "vote_within_clip", "vote_helped", "epsilon_total", "seconds")
+BOOKKEEPING += ("candidate", "candidates")
 """Fields of a record that are no metric."""
 NAMES = {
     "test_accuracy": "test accuracy",
@@ -107,7 +107,7 @@ class Chart:
 def metrics_in(history: Sequence[dict[str, Any]]) -> list[str]:
     """The fields that measure the model, in the order in which they first occur."""
     found = dict.fromkeys(k for record in history for k in record if k not in BOOKKEEPING)
-    parts = {key + end for key in found for end in ("_low", "_high", AT_BOUND)}
+    parts = {key + end for key in found for end in ("_low", "_high", "_at_bound")}
     return [key for key in found if key not in parts]
 
 
@@ -136,7 +136,7 @@ def run_panels(history: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[P
 
 def _title(history: Sequence[dict[str, Any]], key: str) -> str:
     """The name of a field, and in how many rounds its value may be above what could be measured."""
-    reached = sum(bool(record.get(key + AT_BOUND)) for record in history)
+    reached = sum(bool(record.get(f"{key}_at_bound")) for record in history)
     return name_of(key) + (f" (may be above its bound in {reached} rounds)" if reached else "")
 
 
