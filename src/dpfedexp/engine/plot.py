@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 STEERING = ("eta_g", "clip", "local_rate")
 """What sets itself from round to round."""
-BOOKKEEPING = ("round", *STEERING, "update_norm", "vote_within_clip", "vote_helped", "epsilon_total", "seconds")
-BOOKKEEPING += ("candidate", "candidates")
+BOOKKEEPING = (
+    *("round", *STEERING, "update_norm", "vote_within_clip", "vote_helped", "epsilon_total", "seconds"),
+    *("candidate", "candidates"),
+)
 """Fields of a record that are no metric."""
 NAMES = {
     "test_accuracy": "test accuracy",
