@@ -20,6 +20,7 @@ from dpfedexp import (
     ldp_fedexp,
     train,
 )
+from dpfedexp.algorithms.probe import bind
 from dpfedexp.core.local_rate import HELPED
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.advice import FEW_CLIENTS, FIRST_LOOK, LARGE_EPSILON, WINDOW, Watch, preflight
@@ -173,7 +174,9 @@ def test_noise_is_no_verdict_where_the_servers_own_metric_improved():
             line = record(number, update_norm=noise, **{name: 0.1 + number * by for name, by in metric.items()})
             ours.seen(line, lambda n=number: (math.sqrt(n) * noise, 1.0))
         ours.end(lambda n=number: (math.sqrt(n) * noise, 1.0))
-        assert codes(ours.advice) == (["drowned", "dead"] if dead else [])
+        assert [code for code in codes(ours.advice) if code != "still-climbing"] == (
+            ["drowned", "dead"] if dead else []
+        )
     assert ours.advice[-1].sentence.startswith("Nothing shows that this run learnt anything: in 39 rounds")
 
 
@@ -377,3 +380,46 @@ def test_the_grid_has_a_row_for_each_rate_epsilon_and_number_of_rounds():
         list(plans(10, 10, delta=1e-5, epsilons=()))
     with pytest.raises(InputError, match="dimension is 0; it must be a positive whole number"):
         plan(target_epsilon=8.0, dimension=0)
+
+
+def voting(clients, epsilon=2.0):
+    """The plan of a run whose local rate sets itself."""
+    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=epsilon, delta=1e-5)
+    mechanism, _, _ = bind(algorithm, Sgd(lr="auto", steps=10), MNIST, clients, Full(), 50, False)
+    return Plan.of(algorithm, Full(), clients, MNIST, 50, mechanism=mechanism)
+
+
+def test_a_rate_that_the_votes_can_not_choose_is_said_to_be_the_usual_one():
+    assert "rate-by-default" in codes(preflight(voting(30)))
+    assert "rate-by-default" not in codes(preflight(voting(1000)))
+    assert "rate-by-default" not in said(clients=30, target_epsilon=2.0, delta=1e-5)
+
+
+@pytest.mark.parametrize(("voted", "word"), [(2e-4, "large"), (0.01, None), (2.0, None), (60.0, "small")])
+def test_a_rate_at_the_end_of_its_grid_says_to_scale_the_inputs(voted, word):
+    """The record has the rate over the root of the noise, which is about 2 here."""
+    ours = Watch(voting(1000))
+    heard = ours.seen(record(1, local_rate=voted / math.sqrt(ours.plan.noise_share)))
+    assert codes(heard) == ([] if word is None else ["rate-at-edge"])
+    assert word is None or (f"too {word}" in heard[0].sentence and "scale them" in heard[0].sentence)
+    # A rate that fell later was not voted for.
+    assert not ours.seen(record(2, local_rate=1e-5))
+
+
+@pytest.mark.parametrize(
+    ("values", "climbs"),
+    [
+        ({"test_accuracy": [0.5 + 0.01 * t for t in range(20)]}, True),
+        ({"test_accuracy": [0.5 + 0.001 * t for t in range(20)]}, False),
+        ({"test_loss": [0.9**t for t in range(20)]}, True),
+        ({"test_loss": [1.0] * 8 + [0.5] * 12}, False),
+        ({"test_accuracy": [0.1 * t for t in range(6)]}, False),
+        ({"nonprivate_accuracy": [0.05 * t for t in range(20)]}, False),
+    ],
+)
+def test_a_metric_that_still_improves_at_the_end_is_mentioned(values, climbs):
+    ours = watch()
+    (name, numbers), *_ = values.items()
+    for at, one in enumerate(numbers, 1):
+        ours.seen(record(at, **{name: one}))
+    assert ("still-climbing" in codes(ours.end(lambda: (1e3, 1.0)))) is climbs

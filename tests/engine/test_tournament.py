@@ -219,3 +219,12 @@ def test_a_run_that_a_callback_stops_in_a_tournament_claims_what_it_had_planned(
 def test_what_cannot_be_compared_is_refused_with_its_sentence(candidates, options, sentence):
     with pytest.raises(InputError, match=sentence):
         run(candidates, **options)
+
+
+def test_a_second_fit_on_the_same_ledger_states_what_both_cost():
+    ledger, given = Ledger.in_memory(), {"epsilon": 8, "rounds": 2, "progress": False}
+    first = fit(net(3), problem(), ledger=ledger, **given)
+    second = fit(net(3), problem(), ledger=ledger, seed=1, **given)
+    assert first.privacy.epsilon_total <= 8.0 < second.privacy.epsilon_total
+    third = fit(net(3), problem(), ledger=ledger, seed=2, budget=second.privacy.epsilon_total + 0.1, **given)
+    assert third.stopped

@@ -11,9 +11,11 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
+from dpfedexp.algorithms.probe import probe_of
 from dpfedexp.algorithms.round import State
-from dpfedexp.core.local_rate import HELPED
+from dpfedexp.core.local_rate import HELPED, RATES, USUAL, slowed
 from dpfedexp.core.step_size import Extrapolate
+from dpfedexp.core.sums import HALF
 from dpfedexp.engine.plan import (
     DEVIATIONS,
     LEVEL,
@@ -35,6 +37,8 @@ LARGE_EPSILON = 20.0
 """e^20 is 5·10⁸: odds of one in a million for a guess about a client may become odds of 485 to one."""
 FEW_ROUNDS = 10
 """Fewer rounds than this are not recommended for the sake of less noise: hardly any model is trained in them."""
+DROWNED_VOTE = 0.5
+"""Noise of this share of the clients in each bin of the vote on the local rate: what is believed before the vote decides."""
 
 
 _warning, _note = partial(Advice, "warning"), partial(Advice, "note")
@@ -61,6 +65,7 @@ def preflight(plan: Plan) -> list[Advice]:
     if not plan.algorithm.private:
         return []
     found = [few_clients(plan) or more_noise(plan) or noisy_rounds(plan), delta(plan), epsilon(plan), sampling(plan)]
+    found.append(unheard_votes(plan))
     return sorted((advice for advice in found if advice is not None), key=lambda advice: advice.level, reverse=True)
 
 
@@ -163,6 +168,25 @@ def sampling(plan: Plan) -> Advice | None:
     )
 
 
+def unheard_votes(plan: Plan) -> Advice | None:
+    """The votes on the local rate drown in their noise, so that the usual rate is taken."""
+    if not _votes_on_rate(plan):
+        return None
+    variance = probe_of(plan.mechanism, plan.rounds, plan.sampling).rate.noise_variance(plan.cohort, plan.cohort)
+    noise = math.sqrt(variance or 0.0) / HALF
+    if noise <= DROWNED_VOTE:
+        return None
+    return _note(
+        "rate-by-default",
+        f"The votes on the local rate have noise of {noise:.0%} of the clients in every bin, so the rate will be near the usual "
+        f"{USUAL:g} whatever the clients answer. Choose it on public data, if there are any: Sgd(lr=…).",
+    )
+
+
+def _votes_on_rate(plan: Plan) -> bool:
+    return any(vote.name == HELPED.name for vote in plan.mechanism.votes)
+
+
 def _numbers(plan: Plan) -> str:
     """The numbers of a plan with more noise than signal, and what would give it as much signal."""
     best, needed = plan.best_signal or 1.0, plan.clients_needed
@@ -205,6 +229,12 @@ MOVING_CLIP = 2.0
 count alone does that less than once in 500 runs."""
 MOVED = 0.01
 """A loss that moved by less than this share has not moved."""
+CLIMBING = 5
+"""Rounds at the end whose mean metric is compared with that of as many before them."""
+CLIMBED = 0.01
+"""A metric that still gains this, a point of accuracy or a share of a loss, has not settled."""
+EDGE = 10.0
+"""A voted rate within this factor of an end of the grid is said to be there."""
 EXPLODED = 1e4
 """How many times as long as at the start, or as 1, parameters may be."""
 
@@ -227,7 +257,7 @@ class Watch:
     def seen(self, record: Record, norms: Norms | None = None) -> list[Advice]:
         """What is new after a round; where the model stands is asked for now and then."""
         self._records.append(record)
-        found = [self._not_finite(), self._diverging(), self._far_clip()]
+        found = [self._not_finite(), self._diverging(), self._far_clip(), self._rate_at_edge()]
         if norms is not None and self._looks:
             travelled, length = norms()
             noise = self._nothing_but_noise(travelled, EARLY)
@@ -240,7 +270,7 @@ class Watch:
             return []
         travelled, length = norms()
         dead = self._dead(travelled, length)
-        return self._new([self._still_moving(), dead or self._one()])
+        return self._new([self._still_moving(), None if dead else self._climbing(), dead or self._one()])
 
     def _new(self, found: Iterable[Advice | None]) -> list[Advice]:
         known = {advice.code for advice in self.advice}
@@ -291,6 +321,41 @@ class Watch:
             f"The clip went from {first:.3g} to {last:.3g} by round {self._records[-1]['round']}, more than a factor of "
             f"{FAR_CLIP:g}: the rounds before were spent on finding it. Begin nearer: AdaptiveClip(initial={last:.1g}).",
         )
+
+    def _rate_at_edge(self) -> Advice | None:
+        """The clients' votes put the local rate at an end of the grid: the best one may lie beyond."""
+        first = self._records[0]
+        if len(self._records) > 1 or not _votes_on_rate(self.plan) or not first.get("local_rate"):
+            return None
+        # The record has the rate after the public division by the noise.
+        voted = first["local_rate"] / slowed(1.0, self.plan.noise_share or 0.0)
+        if RATES[0] * EDGE < voted < RATES[-1] / EDGE:
+            return None
+        inputs = "large" if voted < 1.0 else "small"
+        return _warning(
+            "rate-at-edge",
+            f"The clients' votes put the local rate at {voted:.2g}, at the end of its grid ({RATES[0]:g} to {RATES[-1]:g}). Inputs "
+            f"or targets are probably too {inputs}: scale them to values around 1, by public numbers, and train again.",
+        )
+
+    def _climbing(self) -> Advice | None:
+        """A metric of the server's own was still improving at the end."""
+        names = dict.fromkeys(key for record in self._records for key in record)
+        measured = [key for key in names if key.endswith("accuracy") and not key.startswith("nonprivate")]
+        for name in [*measured, *filter(_is_loss, names)][:1]:
+            values = self._values(name)[-2 * CLIMBING :]
+            if len(values) < 2 * CLIMBING:
+                return None
+            before, last = sum(values[:CLIMBING]) / CLIMBING, sum(values[CLIMBING:]) / CLIMBING
+            gain = (before - last) / abs(before) if _is_loss(name) and before else last - before
+            if gain > CLIMBED:
+                return _note(
+                    "still-climbing",
+                    f"{name.replace('_', ' ').capitalize()} was still improving at the end: {number(last)} on average in the last "
+                    f"{CLIMBING} evaluations, {number(before)} in the {CLIMBING} before. Take more rounds at the same ε, or a "
+                    "larger local rate.",
+                )
+        return None
 
     def _clip_moves(self) -> int:
         """1 or −1 where the clip moved up or down in each of the last rounds, and far; else 0."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dpfedexp.accounting import Ledger
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.algorithms import Algorithm, cdp_fedexp
 from dpfedexp.algorithms.round import Full, Participation, public_population
@@ -58,6 +59,8 @@ def fit(
     execution: Execution | None = None,
     secure: Secure = False,
     candidates: Sequence[Candidate | nn.Module | LocalOptimiser | Algorithm] | None = None,
+    budget: float | None = None,
+    ledger: Ledger | Path | str | None = None,
     out: Path | str | None = None,
     checkpoint: Path | str | None = None,
     resume: bool = False,
@@ -77,6 +80,8 @@ def fit(
         rounds: how many rounds; by default `rounds_for`.
         local: what a client does; by default ten full-batch steps at a rate that sets itself.
         adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all.
+        budget: stop before ε of everything on the ledger would be above this.
+        ledger: a file or a `Ledger` that several runs on the same clients charge; the statement is of all of them together.
         out: a new folder that gets what `dpfedexp fit` writes: model, metrics, ledger, privacy statement and checkpoint.
 
     All other arguments are those of `train`.
@@ -121,6 +126,8 @@ def fit(
         metrics=metrics,
         secure=secure,
         candidates=candidates,
+        budget=budget,
+        ledger=ledger,
         out=out,
         checkpoint=checkpoint,
         resume=resume,

@@ -87,6 +87,8 @@ class Simulation(Cohort):
     def drawn(self, request: Request) -> Tensor:
         """Who takes part. Each vote has a cohort of its own: sampling hides a client only if draws are independent."""
         name = "participation" if request.purpose == UPDATE else f"participation, {request.purpose}"
+        if request.purpose != UPDATE and request.state.candidate:
+            name += f", candidate {request.state.candidate}"
         cohort = self.participation.cohort(self.present, self.noise.at(name, request.round))
         if request.group is None:
             return cohort
