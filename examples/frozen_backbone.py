@@ -1,4 +1,4 @@
-"""A network that somebody else trained, frozen with its batch normalisation, and a new head: few parameters, little noise.
+"""A pretrained network, frozen with its batch normalization, and a new head: few parameters, little noise.
 
 python examples/frozen_backbone.py
 """
@@ -13,7 +13,7 @@ from dpfedexp.accounting import noise
 
 
 def backbone() -> nn.Module:
-    """Stands for a download: convolutions and batch normalisation with statistics of other data."""
+    """Stands for a download: convolutions and batch normalization with statistics of other data."""
     torch.manual_seed(0)
     layers = []
     for before, after in ((3, 16), (16, 32), (32, 64)):

@@ -87,13 +87,13 @@ def main(small: bool = False) -> tuple[float, float]:
     torch.manual_seed(0)
     model = language_model()
     # Stands for a download: trained on public sentences, in which every word has four that may follow.
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(50 if small else 300):
         x, y = sentences(64, [1, 2, 3, 4], generator)
         loss = nn.functional.cross_entropy(model(x)["logits"].movedim(-1, 1), y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     whole = sum(p.numel() for p in model.parameters())
     model = with_adapters(model)
     adapters = sum(p.numel() for p in model.parameters() if p.requires_grad)

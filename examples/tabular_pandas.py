@@ -25,7 +25,7 @@ def visits(users: int, seed: int = 0) -> pd.DataFrame:
 
 def main(small: bool = False) -> float:
     table = visits(300 if small else 3000)
-    # Public numbers, not statistics of the table: means and deviations learnt from the users' rows would be a leak.
+    # Public numbers, not statistics of the table: means and deviations learned from the users' rows would be a leak.
     table["hour"], table["spent"] = (table.hour - 12) / 7, (table.spent - 20) / 15
     held_out = table.user.str.endswith("7")
     features = ["hour", "spent", "weekend"]

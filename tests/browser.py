@@ -49,7 +49,7 @@ def resize(browser, width: int, scheme: str) -> None:
 
 
 def visit(browser, url: str, width: int = DESK, scheme: str = "light") -> None:
-    """Opens an address at a width and in a colour scheme; the console must have nothing to say."""
+    """Opens an address at a width and in a color scheme; the console must have nothing to say."""
     resize(browser, width, scheme)
     browser.get(url)
     said = browser.get_log("browser")
@@ -57,7 +57,7 @@ def visit(browser, url: str, width: int = DESK, scheme: str = "light") -> None:
 
 
 def faint_texts(browser) -> list[str]:
-    """Visible texts whose computed colours have less contrast than WCAG's AA asks: 4.5, or 3 for large letters."""
+    """Visible texts whose computed colors have less contrast than WCAG's AA asks: 4.5, or 3 for large letters."""
     return browser.execute_script(CONTRAST)
 
 
@@ -68,13 +68,13 @@ def cut_off(browser) -> list[str]:
 
 CONTRAST = r"""
 const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true}), known = new Map();
-const rgba = (colour) => {
-  if (!known.has(colour)) {
-    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+const rgba = (color) => {
+  if (!known.has(color)) {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
     const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
-    known.set(colour, [r, g, b, a / 255]);
+    known.set(color, [r, g, b, a / 255]);
   }
-  return known.get(colour);
+  return known.get(color);
 };
 const over = ([r, g, b, a], [R, G, B]) => [r * a + R * (1 - a), g * a + G * (1 - a), b * a + B * (1 - a), 1];
 const grounds = new Map(), fades = new Map();

@@ -102,7 +102,7 @@ def events(count: int, draw: random.Random) -> Found:
     return found
 
 
-TRAINERS = ("vectorised", "loop", "fast")
+TRAINERS = ("vectorized", "loop", "fast")
 # So little noise that step sizes are above 1.
 FIXED: Found = {"clip": 0.3, "noise_multiplier": 0.01}
 LOCALLY: Found = {**FIXED, "mechanism": "local-gaussian"}
@@ -192,7 +192,7 @@ def runs() -> Found:
     for name, epsilon in itertools.product(who, (1.0, 8.0, 30.0)):
         execution = dp.Execution(device="cpu", trainer="fast", chunk_size=5)
         run = dp.fit(model, clients, epsilon=epsilon, execution=execution, **common, **who[name])
-        found[f"fit, {name}, epsilon={epsilon}"] = {**bits(run), "chosen": run.privacy.chosen}
+        found[f"fit, {name}, epsilon={epsilon}"] = {**bits(run), "choices": run.privacy.choices}
     return found
 
 

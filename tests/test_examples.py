@@ -15,7 +15,7 @@ ENDS = {
     "frozen_backbone": lambda accuracy: accuracy > 0.4,
     "lora_language_model": lambda found: found[0] < 0.2 and 0.0 <= found[1] <= 1.0,
     "mlflow_tracking": lambda rounds: rounds == 4,
-    "own_optimiser": lambda losses: max(losses.values()) < 1.0,
+    "own_optimizer": lambda losses: max(losses.values()) < 1.0,
     "pfl_postprocessor": lambda error: error < 0.3,
     "plain_flower": lambda distance: distance < 0.6,
     "recommender": lambda r2: -0.5 < r2 < 1.0,

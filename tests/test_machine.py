@@ -6,7 +6,7 @@ from torch import nn
 
 from dpfedexp import Federation, Sgd, cdp_fedexp, train
 from dpfedexp.core.clipping import BLOCK, row_norms
-from dpfedexp.machine import JobProgress, run_all, spread, without_subnormals
+from dpfedexp.machine import JobProgress, run_jobs, run_on_threads, without_subnormals
 from dpfedexp.mechanisms.base import total
 from dpfedexp.trainers.execution import Execution
 
@@ -31,7 +31,7 @@ def test_subnormals_vanish_on_this_thread_alone_and_only_meanwhile():
         with without_subnormals():
             assert not halves()
         assert not halves(), "whoever comes from such a thread finds it as it was"
-        spread(lambda _: seen.append(halves()), range(2), 2)
+        run_on_threads(lambda _: seen.append(halves()), range(2), 2)
     assert halves()
     assert seen == [True, True]
     with pytest.raises(KeyError), without_subnormals():
@@ -39,7 +39,7 @@ def test_subnormals_vanish_on_this_thread_alone_and_only_meanwhile():
     assert halves()
 
 
-@pytest.mark.parametrize("trainer", ["fast", "tiled-vectorised", "tiled-loop"])
+@pytest.mark.parametrize("trainer", ["fast", "tiled-vectorized", "tiled-loop"])
 @pytest.mark.parametrize("clients", [1, 6])
 def test_clients_train_without_subnormals_and_leave_none_of_it_behind(trainer, clients, two_threads):
     """Targets so small that every gradient is subnormal: even a rate of 1024 makes nothing of it."""
@@ -69,9 +69,9 @@ def test_norms_and_sums_of_long_rows_do_not_depend_on_the_rows_beside_them(two_t
 
 
 def test_jobs_come_in_their_order_and_a_failure_comes_through():
-    assert run_all(lambda x: x * x, [3, 1, 2], "squares", workers=1) == [9, 1, 4]
+    assert run_jobs(lambda x: x * x, [3, 1, 2], "squares", workers=1) == [9, 1, 4]
     with pytest.raises(ZeroDivisionError):
-        run_all(lambda x: 1 / x, [1, 0], "divisions", workers=1)
+        run_jobs(lambda x: 1 / x, [1, 0], "divisions", workers=1)
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch, capsys):

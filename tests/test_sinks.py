@@ -111,7 +111,7 @@ def test_every_sink_sends_through_the_list_of_what_may_leave():
         assert issubclass(sink, Sink), name
         assert sink.outlet in OUTLETS, name
         own = set(vars(inspect.unwrap(sink)))
-        assert not own & {"__call__", "begun", "finished", "_open_once"}, name
+        assert not own & {"__call__", "on_train_begin", "on_train_end", "_open_once"}, name
         source = inspect.getsource(inspect.unwrap(sink))
         assert "run.history[" not in source
         assert "run.facts" not in source

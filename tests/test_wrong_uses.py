@@ -82,7 +82,7 @@ IMAGES = torch.randn(4, 28, 28)
 BATCH_NORM = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
 
 MODELS = {
-    "a class": (lambda: trained(nn.Linear), "model is the class Linear; give one of it, Linear(…)"),
+    "a class": (lambda: trained(nn.Linear), "model is the class Linear; pass an instance, Linear(…)"),
     "nothing to train": (
         lambda: trained(nn.Flatten()),
         "no trainable parameters; at least one must have requires_grad=True",
@@ -107,7 +107,7 @@ MODELS = {
     ),
     "words as floats": (lambda: trained(WORDS, clients()), "whole numbers and was given float32", "int64"),
     "numbers as integers": (lambda: trained(federation=clients(inputs=X.long())), "was given int64", "x.float()"),
-    "no return": (lambda: trained(Forgetful(3, 3)), "the model returns None; end its forward with `return`"),
+    "no return": (lambda: trained(Forgetful(3, 3)), "the model returns None; its forward must return"),
     "draws of NumPy": (lambda: trained(Gambling(3, 3)), "from NumPy or Python's random", "draw with torch.rand"),
     "in a wrapper": (
         lambda: trained(nn.DataParallel(nn.Linear(3, 3))),
@@ -119,11 +119,11 @@ MODELS = {
 }
 DATA = {
     "a list of clients": (lambda: trained(federation=[(X, LABELS)]), "clients is a list", "Federation.from_clients(…)"),
-    "no owners": (lambda: Federation.from_arrays(X, LABELS), "who holds which row", "give assignment or client_ids"),
+    "no owners": (lambda: Federation.from_arrays(X, LABELS), "pass exactly one of assignment and client_ids"),
     "too few owners": (lambda: Federation.from_arrays(X, LABELS, client_ids=[0, 1]), "2 ids and there are 4 rows"),
     "too few targets": (lambda: Federation.from_arrays(X, LABELS[:3], [0] * 4), "4 rows and targets has 3"),
     "inputs alone": (lambda: Federation.from_clients([X, X]), "clients[0] is a Tensor", "a pair (inputs, targets)"),
-    "ragged": (lambda: Federation.from_clients([([[1, 2], [3]], [0, 1])]), "is ragged; give one array"),
+    "ragged": (lambda: Federation.from_clients([([[1, 2], [3]], [0, 1])]), "is ragged; pass one array"),
     "other shapes": (lambda: Federation.from_clients([(X, LABELS), (X[:, :2], LABELS)]), "all clients must agree"),
     "not a number": (lambda: clients(inputs=X * torch.nan), "not finite", "remove or repair"),
     "misspelt column": (lambda: table(by="usr"), "by names the column 'usr'", "Did you mean 'user'?"),
@@ -143,7 +143,7 @@ DATA = {
 }
 LOSSES = {
     "misspelt": (lambda: trained(loss="mes"), "loss is 'mes', which does not exist", "Did you mean 'mse'?"),
-    "a class": (lambda: trained(loss=nn.MSELoss), "loss is the class MSELoss; give one of it, MSELoss()"),
+    "a class": (lambda: trained(loss=nn.MSELoss), "loss is the class MSELoss; pass an instance, MSELoss()"),
     "a mean over the batch": (
         lambda: trained(loss=lambda o, y: nn.functional.cross_entropy(o, y)),
         "one number per example, for example with reduction='none'",
@@ -175,7 +175,7 @@ LOSSES = {
         "a dict of numbers",
     ),
 }
-OPTIMISERS = {
+OPTIMIZERS = {
     "torch's own": (
         lambda: trained(local=torch.optim.SGD(nn.Linear(3, 3).parameters(), lr=0.1)),
         "local is torch's SGD",
@@ -183,7 +183,7 @@ OPTIMISERS = {
     ),
     "learning_rate": (lambda: Sgd(learning_rate=0.1, steps=2), "no argument 'learning_rate'. Write lr=0.1"),
     "betas": (lambda: AdamW(lr=0.1, steps=2, betas=(0.9, 0.99)), "no argument 'betas'. Write beta1=0.9"),
-    "steps and epochs": (lambda: Sgd(lr=0.1, steps=2, epochs=1), "give exactly one of them"),
+    "steps and epochs": (lambda: Sgd(lr=0.1, steps=2, epochs=1), "pass exactly one of them"),
     "nesterov alone": (lambda: Sgd(lr=0.1, steps=2, nesterov=True), "without momentum; give momentum too"),
     "schedule by name": (lambda: Sgd(lr=0.1, steps=2, schedule="cosine"), "a schedule such as CosineRate(rounds=50)"),
     "scaffold with AdamW": (
@@ -193,7 +193,7 @@ OPTIMISERS = {
 }
 PRIVACY = {
     "the function itself": (lambda: trained(algorithm=cdp_fedexp), "algorithm is a function", "such as cdp_fedexp(…)"),
-    "no noise": (lambda: cdp_fedexp(clip=1.0), "target_epsilon is None; give exactly one"),
+    "no noise": (lambda: cdp_fedexp(clip=1.0), "target_epsilon is None; pass exactly one"),
     "epsilon": (lambda: cdp_fedexp(clip=1.0, epsilon=8.0), "no argument 'epsilon'. Write target_epsilon=8.0"),
     "epsilon of train": (lambda: trained(epsilon=8.0), "Write algorithm=cdp_fedexp(clip=…, target_epsilon=8.0)"),
     "negative clip": (
@@ -215,7 +215,7 @@ RUNS = {
     ),
     "half a round": (lambda: trained(rounds=2.5), "rounds is 2.5; it must be a positive whole number"),
     "gpu": (lambda: trained(device="gpu"), "device is 'gpu'; it must be a torch device such as 'cpu' or 'cuda'"),
-    "American trainer": (lambda: trained(execution=Execution(trainer="vectorized")), "Did you mean 'vectorised'?"),
+    "misspelled trainer": (lambda: trained(execution=Execution(trainer="vectorize")), "Did you mean 'vectorized'?"),
     "nearly secure": (lambda: trained(secure="yes"), "secure is 'yes'; it must be True, False or 'strict'"),
     "no callback": (lambda: trained(on_round="print"), "on_round is 'print'; it must be a function of one record"),
     "misspelt watch": (
@@ -223,14 +223,14 @@ RUNS = {
         "which is not measured. Did you mean 'test_loss'?",
     ),
     "a file as folder": (lambda: trained(out=__file__), "is a file; name a new folder with out"),
-    "resume from nowhere": (lambda: trained(resume=True), "resume is True, but checkpoint is missing"),
-    "nothing to load": (lambda: Run.load("nowhere"), "the folder 'nowhere' does not exist; name one that a run was"),
-    "fit with a class": (lambda: fit(nn.Linear, clients()), "model is the class Linear", "give one of it, Linear(…)"),
+    "resume from nowhere": (lambda: trained(resume=True), "resume is True, but no folder was given"),
+    "nothing to load": (lambda: Run.load("nowhere"), "the folder 'nowhere' does not exist; pass the folder of a run"),
+    "fit with a class": (lambda: fit(nn.Linear, clients()), "model is the class Linear", "pass an instance, Linear(…)"),
     "fit with rows": (lambda: fit(nn.Linear(3, 3), [(X, LABELS)]), "clients is a list", "Federation.from_clients(…)"),
     "fit with target_epsilon": (lambda: fit(nn.Linear(3, 3), clients(), target_epsilon=8.0), "Did you mean 'epsilon'?"),
     "a plot of one metric": (lambda: measured().plot("test_loss"), "plot takes 0 arguments"),
 }
-ROOMS = {"model": MODELS, "data": DATA, "loss": LOSSES, "optimiser": OPTIMISERS, "privacy": PRIVACY, "run": RUNS}
+ROOMS = {"model": MODELS, "data": DATA, "loss": LOSSES, "optimizer": OPTIMIZERS, "privacy": PRIVACY, "run": RUNS}
 USES = {f"{room}: {name}": use for room, uses in ROOMS.items() for name, use in uses.items()}
 
 
@@ -260,8 +260,10 @@ def test_a_model_unlike_the_trained_one_is_named_by_its_first_difference(tmp_pat
     trained(out=tmp_path / "run")
     with pytest.raises(InputError) as caught:
         Run.load(tmp_path / "run", nn.Linear(3, 4))
-    check_sentence(str(caught.value), ("'bias' is of shape (4,) in the model and of shape (3,)", "built the same way"))
-    with pytest.raises(InputError, match="is not empty; name a new one with out or go on with resume=True"):
+    check_sentence(
+        str(caught.value), ("'bias' is of shape (4,) in the model and of shape (3,)", "the same architecture")
+    )
+    with pytest.raises(InputError, match="is not empty; name a new one with out or resume with resume=True"):
         trained(out=tmp_path / "run")
 
 
@@ -275,7 +277,7 @@ def test_a_callback_that_fails_keeps_its_error_and_says_where_the_rounds_are(tmp
     with pytest.raises(OSError, match="the disk is full") as caught:
         trained(model, rounds=3, out=tmp_path / "run", on_round=full)
     assert caught.value.__notes__ == [
-        f"The rounds so far are in {str(tmp_path / 'run')!r}; resume=True goes on from them."
+        f"The rounds so far are in {str(tmp_path / 'run')!r}; pass resume=True to resume."
     ]
     assert len(trained(model, rounds=3, out=tmp_path / "run", resume=True).history) == 3
 
@@ -293,7 +295,7 @@ DOUBTS = {
         lambda: trained(nn.Sequential(nn.Linear(3, 3), nn.Softplus()), loss="nll"),
         ("takes log-probabilities", "nn.LogSoftmax(dim=-1)", "loss='cross-entropy'"),
     ),
-    "item": (lambda: trained(Branching(3, 3)), ("can't be vectorised", ".item()", "one after the other")),
+    "item": (lambda: trained(Branching(3, 3)), ("can't be vectorized", ".item()", "one after the other")),
 }
 
 
@@ -335,7 +337,7 @@ TYPED = {
     "train run.toml --set run.rounds=ten": ("run.rounds is 'ten'; it must be a valid integer",),
     "train run.toml --set run.loss=mes": ("'mes', which does not exist. Did you mean 'mse'?",),
     "train broken.toml": ("'broken.toml' is not valid TOML", "Expected ']'"),
-    "train run.toml --resume": ("--resume is given without --out; --out must name the folder",),
+    "train run.toml --resume": ("--resume needs --out, the folder",),
     "sweep run.toml --grid algorithm.clip=": ("it must look like algorithm.clip=0.1,0.3,1",),
     "sweep run.toml --grid algorithm.clip=a,b": ("algorithm.clip is 'a'; it must be a valid number or 'adaptive'",),
     "report nowhere": ("'nowhere' does not exist; name one that a run",),

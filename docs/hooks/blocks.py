@@ -1,7 +1,7 @@
 """Runs the code blocks of pages: Python, `dpfedexp` commands, and TOML files.
 
 The blocks of a page run in order, in one namespace and one new folder, beside stand-ins for what a reader brings: a model, clients,
-arrays. A name that a page needs and nobody brings is a failure of the page.
+arrays. A page that uses an undefined name fails.
 """
 
 from __future__ import annotations

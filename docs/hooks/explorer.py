@@ -11,7 +11,7 @@ RESULTS = ROOT / "reproduction" / "experiments" / "suite" / "suite.json"
 
 
 def on_files(files, config):
-    page = of_repository("reproduction.explorer.page")
+    page = of_repository("reproduction.explorer.explorer_page")
     html = page.render(Section.read(RESULTS), "python -m reproduction explore", home="index.html")
     files.append(File.generated(config, "explorer.html", content=html))
     return files

@@ -181,7 +181,7 @@ def public() -> dict[str, object]:
 
 @cache
 def sections() -> dict[str, set[str]]:
-    """The settings of every section of a run's file, those of optimisers too."""
+    """The settings of every section of a run's file, those of optimizers too."""
     from dpfedexp.config.schema import schema
 
     tree = schema()

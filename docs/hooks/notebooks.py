@@ -252,7 +252,7 @@ def _without_blank_lines(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without the colours of a terminal."""
+    """Without the colors of a terminal."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 

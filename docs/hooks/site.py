@@ -17,7 +17,7 @@ from names import wrong_names
 log = get_plugin_logger("site")
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = "repository/"
+REPOSITORY = "repository/"
 """Where files from outside docs/ are on the site."""
 AT_HOME = {"README.md": "index.md"}
 """Files of the repository that have a page of their own on the site."""
@@ -30,12 +30,12 @@ TAGS = re.compile(r"(<(?:a|img)\b[^>]*?\b(?:href|src)=\")([^\"#:]+)")
 
 def in_repository(src_uri: str) -> str:
     """The path in the repository of a page of the site."""
-    return src_uri.removeprefix(ELSEWHERE) if src_uri.startswith(ELSEWHERE) else f"docs/{src_uri}"
+    return src_uri.removeprefix(REPOSITORY) if src_uri.startswith(REPOSITORY) else f"docs/{src_uri}"
 
 
 def site_uri(path: str) -> str:
     """The page or file of the site that a file of the repository is."""
-    return AT_HOME.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else ELSEWHERE + path)
+    return AT_HOME.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else REPOSITORY + path)
 
 
 def target(link: str, src_uri: str) -> str | None:
@@ -43,7 +43,7 @@ def target(link: str, src_uri: str) -> str | None:
     if ":" in link or link.startswith("/"):
         return None
     path = posixpath.normpath(posixpath.join(posixpath.dirname(in_repository(src_uri)), link))
-    outside = src_uri.startswith(ELSEWHERE) or not path.startswith("docs/")
+    outside = src_uri.startswith(REPOSITORY) or not path.startswith("docs/")
     return path if outside and not path.startswith("..") and (ROOT / path).is_file() else None
 
 
@@ -64,14 +64,14 @@ def relative(uri: str, src_uri: str) -> str:
 @event_priority(-50)
 def on_files(files, config):
     """Adds what the nav and the pages ask for from outside docs/, and writes the lists of tutorials and packages into the nav."""
-    wanted = [entry for entry in listed(config.nav) if entry.startswith(ELSEWHERE)]
+    wanted = [entry for entry in listed(config.nav) if entry.startswith(REPOSITORY)]
     pages = {file.src_uri: file.content_string for file in files.documentation_pages()}
     while wanted:
         uri = wanted.pop()
         if files.get_file_from_path(uri) is None:
-            files.append(File.generated(config, uri, abs_src_path=str(ROOT / uri.removeprefix(ELSEWHERE))))
+            files.append(File.generated(config, uri, abs_src_path=str(ROOT / uri.removeprefix(REPOSITORY))))
             if uri.endswith(".md"):
-                pages[uri] = (ROOT / uri.removeprefix(ELSEWHERE)).read_text(encoding="utf-8")
+                pages[uri] = (ROOT / uri.removeprefix(REPOSITORY)).read_text(encoding="utf-8")
         for src_uri, text in pages.items():
             found = (target(match[2], src_uri) for match in LINK.finditer(text))
             wanted += [site_uri(path) for path in found if path and not (ROOT / path).is_relative_to(ROOT / "docs")]

@@ -24,7 +24,7 @@ from typing import Any
 import tomli_w
 
 from dpfedexp.flower.app import new_app, run_app
-from dpfedexp.flower.local import Deployment
+from dpfedexp.flower.local_deployment import Deployment
 
 CLOCK = """
     def evaluate(server_round: int, arrays: ArrayRecord) -> None:

@@ -29,7 +29,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from dpfedexp import cdp_fedexp
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.messages import Request, report_content
+from dpfedexp.flower.messages import NodeRequest, report_content
 from dpfedexp.mechanisms import Report
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
@@ -98,7 +98,7 @@ def main() -> None:
     update = torch.randn(1, given.dimension + 1) / 1e4
     start = ArrayRecord({"w": Array(np.zeros(given.dimension, dtype=np.float32))})
     rounds = given.rounds + 2
-    private = Nodes(given.nodes, given.train, lambda one: report_content(Report(update), Request.from_message(one)))
+    private = Nodes(given.nodes, given.train, lambda one: report_content(Report(update), NodeRequest.from_message(one)))
     with tempfile.TemporaryDirectory() as folder:
         algorithm, place = cdp_fedexp(clip=0.5, noise_multiplier=1.0), Path(folder) / "run"
         ours = DpFedExp(algorithm, clients=given.nodes, rounds=rounds, folder=place, node_timeout=1)

@@ -92,7 +92,7 @@ def _ours(
 def _loop(
     work: Workload, clients: int, rounds: int, device: str, threads: int = 0
 ) -> tuple[list[float], list[float], str]:
-    from reproduction.benchmarks.plain import plain_round
+    from reproduction.benchmarks.pytorch_loop import plain_round
 
     if threads:
         torch.set_num_threads(threads)

@@ -28,7 +28,7 @@ from typing import Any
 import tomli_w
 
 from dpfedexp.flower.app import app_hash, new_app, run_app
-from dpfedexp.flower.local import Deployment
+from dpfedexp.flower.local_deployment import Deployment
 
 HERE = Path(__file__).resolve().parent
 POLL = 3.0

@@ -24,9 +24,9 @@ import torch
 
 from dpfedexp import Execution, Federation, Sgd, cdp_fedexp, train
 from dpfedexp.accounting import Ledger
-from dpfedexp.engine import conduct, simulated
+from dpfedexp.engine import runner, simulated
 from dpfedexp.engine.open_run import OpenRun
-from dpfedexp.engine.train import Measuring
+from dpfedexp.engine.train import Evaluator
 from dpfedexp.mechanisms.central_gaussian import CentralGaussian
 from reproduction.benchmarks.workloads import workload
 
@@ -56,8 +56,8 @@ def watch(device: str) -> None:
         ("sum", CentralGaussian, "collect"),
         ("clip", simulated, "clip"),
         ("ledger", Ledger, "charge"),
-        ("epsilon", conduct, "epsilon_so_far"),
-        ("evaluation", Measuring, "__call__"),
+        ("epsilon", runner, "epsilon_so_far"),
+        ("evaluation", Evaluator, "__call__"),
         ("checkpoint", OpenRun, "complete"),
     ):
         setattr(owner, attribute, timed(name, getattr(owner, attribute), device))

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfedexp.data import Generated
+from dpfedexp.data import GeneratedClients
 
 HERE = Path(__file__).resolve().parent
 
 
-def streamed(clients: int, dimension: int) -> Generated:
+def streamed(clients: int, dimension: int) -> GeneratedClients:
     """The paper's linear regression, made client by client from keyed draws: any number of clients in no memory."""
     optimum = np.random.Generator(np.random.Philox(key=[0, 1])).standard_normal(dimension).astype(np.float32)
 
@@ -46,7 +46,7 @@ def streamed(clients: int, dimension: int) -> Generated:
         inputs = (0.1 * draws[:, :1] + np.sqrt(2.0) * draws[:, 1:]).astype(np.float32)
         return inputs[:, None, :], np.einsum("nd,d->n", inputs, optimum, dtype=np.float64)[:, None]
 
-    return Generated(clients, 1, make)
+    return GeneratedClients(clients, 1, make)
 
 
 def synthetic(clients: int, mechanism: str, memory: str) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def main() -> None:
     if asked.one:
         one(*json.loads(asked.one))
         return
-    from reproduction.benchmarks.pieces import accounting, privunit
+    from reproduction.benchmarks.components import accounting, privunit
 
     found: dict[str, Any] = {"machine": asked.machine}
     found["memory"] = [apart("synthetic", 10**n, "local", "16MB") for n in (3, 4, 5, 6)]

@@ -26,8 +26,8 @@ from torch import Tensor
 from dpfedexp import Execution, Federation, Sgd, cdp_fedexp
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.chunk_size import footprint
-from dpfedexp.trainers.select import TILE_BYTES, Parts, Programs, makers, sample
-from dpfedexp.trainers.steps import ByVmap, Loop, Parallel, Steps, Vectorised
+from dpfedexp.trainers.select import TILE_BYTES, Programs, TrainerParts, makers, sample
+from dpfedexp.trainers.steps import ByVmap, Loop, Parallel, Steps, Vectorized
 from dpfedexp.trainers.task import Task, Trainer
 from reproduction.benchmarks.workloads import workload
 
@@ -55,7 +55,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...], str, Any]] = {
 """Parts of a trainer: whose, the workloads that ask for them, and what stands in their place."""
 
 
-def task_of(name: str, clients: int, device: str, precision: str) -> tuple[Task, Any, Parts]:
+def task_of(name: str, clients: int, device: str, precision: str) -> tuple[Task, Any, TrainerParts]:
     work = workload(name)
     x, y = work.data(clients)
     simulation, _ = prepare(
@@ -64,23 +64,23 @@ def task_of(name: str, clients: int, device: str, precision: str) -> tuple[Task,
         cdp_fedexp(clip=0.3, noise_multiplier=5.0),
         local=Sgd(lr=work.lr, steps=work.steps, batch_size=work.batch),
         rounds=1,
-        execution=Execution(device=device, precision=precision, trainer="vectorised", chunk_size=clients),
+        execution=Execution(device=device, precision=precision, trainer="vectorized", chunk_size=clients),
     )
     task, streams = simulation.cohort.task, simulation.cohort.streams
     tile = footprint(task).tile(TILE_BYTES)
-    return task, streams, Parts(task, streams, Programs(task), tile, False)
+    return task, streams, TrainerParts(task, streams, Programs(task), tile, False)
 
 
-def ways(name: str, task: Task, streams: Any, parts: Parts) -> dict[str, Callable[[], Trainer]]:
+def ways(name: str, task: Task, streams: Any, parts: TrainerParts) -> dict[str, Callable[[], Trainer]]:
     """Every trainer by name, the compiled ones, and each with one part less."""
     on_cpu = task.device.type == "cpu"
     found: dict[str, Callable[[], Trainer]] = dict(makers(parts))
 
     def compiled(of: Task) -> Any:
-        return torch.compile(Vectorised(of).gradients.program, dynamic=False)
+        return torch.compile(Vectorized(of).gradients.program, dynamic=False)
 
     def tile() -> Trainer:
-        apart = task.apart()
+        apart = task.copy_for_thread()
         return Steps(apart, "compiled", ByVmap(compiled(apart)), streams=streams)
 
     if name != "characters":
@@ -100,7 +100,7 @@ def ways(name: str, task: Task, streams: Any, parts: Parts) -> dict[str, Callabl
 class Without:
     """A trainer with something else in the place of one of its parts."""
 
-    def __init__(self, parts: Parts, of: str, name: str, instead: Any) -> None:
+    def __init__(self, parts: TrainerParts, of: str, name: str, instead: Any) -> None:
         self.replaced = partial(patch, name, instead)
         with self.replaced():
             self.trainer = makers(replace(parts, programs=Programs(parts.task)))[of]()

@@ -69,9 +69,17 @@ def overhead(dimension: int, nodes: int) -> dict[str, Any]:
     from dpfedexp.core.noise import ChaChaNoise, from_words, to_words
     from dpfedexp.core.sums import Sums
     from dpfedexp.mechanisms import Report
-    from dpfedexp.mechanisms.aggregation import Helper, PrivateKey, Round, masked, new_key, set_digest, unmasked
+    from dpfedexp.mechanisms.aggregation import (
+        Helper,
+        PrivateKey,
+        RoundBinding,
+        mask_row,
+        new_key,
+        set_digest,
+        unmask_sum,
+    )
     from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
-    from dpfedexp.mechanisms.text import encode
+    from dpfedexp.mechanisms.serialization import encode
     from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
     plain = SecureCentralGaussian(0.3, 5.0, numerator="free")
@@ -101,11 +109,11 @@ def overhead(dimension: int, nodes: int) -> dict[str, Any]:
         public = new_key(Path(folder) / "key")
         helper = Helper(PrivateKey.load(Path(folder) / "key"), 2, lambda *_: None, ChaChaNoise)
         columns = mechanism.columns(dimension)
-        round_ = Round("benchmark", 1, secrets.token_hex(16), columns, mechanism.clip, encode(mechanism))
+        round_ = RoundBinding("benchmark", 1, secrets.token_hex(16), columns, mechanism.clip, encode(mechanism))
         rows = timed("two-party: grid, all clients", lambda: to_words(mechanism.units(Report(reports))))
         sent = timed(
             "two-party: mask and seal, all clients",
-            lambda: {node: masked(row, round_, node, public) for node, row in enumerate(rows)},
+            lambda: {node: mask_row(row, round_, node, public) for node, row in enumerate(rows)},
         )
         seeds = [(node, one.sealed) for node, one in sent.items()]
         answer = timed("two-party: helper", lambda: helper.answer(round_, seeds))
@@ -113,7 +121,7 @@ def overhead(dimension: int, nodes: int) -> dict[str, Any]:
 
         def finished() -> Any:
             own = to_words(mechanism.noise_units(columns, "server", ChaChaNoise(), ChaChaNoise()))
-            total = unmasked([one.words for one in sent.values()], answer.words, own)
+            total = unmask_sum([one.words for one in sent.values()], answer.words, own)
             return mechanism.decode(from_words(total), nodes, nodes)
 
         release = timed("two-party: server", finished)

@@ -84,9 +84,9 @@ def bench(
     found = _listed(best)
     if parts and not json_:
         # Imported here because dp-accounting takes a second to import, which every other command would pay.
-        from reproduction.benchmarks import pieces
+        from reproduction.benchmarks import components
 
-        found |= {"privunit": pieces.privunit(), "accounting": pieces.accounting()}
+        found |= {"privunit": components.privunit(), "accounting": components.accounting()}
     _write(out, found)
     if json_:
         typer.echo(json.dumps(found["rounds"]))

@@ -52,7 +52,7 @@ def suite(
     from dpfedexp.report.document import wide
     from reproduction.suite import command
     from reproduction.suite.problem import Folders
-    from reproduction.suite.run import Place
+    from reproduction.suite.suite_runs import Place
 
     names = [name.strip() for text in problems or () for name in text.split(",") if name.strip()]
     console = wide()

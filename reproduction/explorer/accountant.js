@@ -51,7 +51,7 @@ const accountant = (() => {
     return high;
   }
 
-  // The largest (hits − false alarms) of any test between neighbours: 2Φ(μ/2) − 1.
+  // The largest (hits − false alarms) of any test between neighbors: 2Φ(μ/2) − 1.
   function advantage(mu) {
     const x = mu / (2 * SQRT2);
     return x <= 0.46875 ? x * ratio(NEAR, x * x) : 1 - Math.exp(-x * x) * erfcx(x);

@@ -20,7 +20,7 @@ const figures = (() => {
       const kept = one.points.filter((p) => p.mean !== null && p.mean <= top && p.mean >= bottom);
       for (const p of one.points) if (!kept.includes(p)) left.push(`${one.label} at ε = ${p.epsilon} (${p.mean === null ? "diverged" : value(problem, p.mean)})`);
       series.push({
-        name: one.label, slot: `s${slots[one.colour]}`, points: kept.map((p) => [p.epsilon, p.mean]), errors: kept.map((p) => p.error || 0),
+        name: one.label, slot: `s${slots[one.color]}`, points: kept.map((p) => [p.epsilon, p.mean]), errors: kept.map((p) => p.error || 0),
         dots: true, dashed: one.server_rates > 0, shift: 4 * (number - (problem.contenders.length - 1) / 2), tuned: one.server_rates,
       });
     });
@@ -32,7 +32,7 @@ const figures = (() => {
       y: { ...range(ends, false), label: problem.higher_is_better ? "test accuracy in %" : "test loss, lower is better", format: (v) => String(v) },
       rules: yours >= x.min && yours <= x.max ? [{ x: yours, text: "your noise" }] : [],
       tell: (epsilon) => [`ε = ${epsilon}`, ...problem.contenders.flatMap((one) => one.points.filter((p) => p.epsilon === epsilon).map((p) =>
-        [`s${slots[one.colour]}`, `${one.label}: ${cell(problem, p)}`]))],
+        [`s${slots[one.color]}`, `${one.label}: ${cell(problem, p)}`]))],
     };
   }
 

@@ -81,7 +81,7 @@ const words = (() => {
       clear: "This is clear: even a single round can be more signal than noise.",
       "noisy rounds": "Single rounds are mostly noise and the run as a whole need not be: judge it by many rounds, not by one.",
       "mostly noise": `There will be more noise than signal. A model can bear that to a point, because noise goes in all ${short(s.dimension)} directions and a signal in few. ${needs}`,
-      "no signal": `The noise drowns the signal: not even clients who all say the same in every round could be told from noise. ${needs}`,
+      "no signal": `The noise hides the signal: even identical updates of all clients in every round could not be told from noise. ${needs}`,
     }[r.verdict];
     return `${spread} ${together} ${judged}`;
   }

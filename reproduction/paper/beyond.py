@@ -66,7 +66,7 @@ class Finished:
 
     @property
     def last_model(self) -> Spread:
-        """Test accuracy in per cent of the model that the run ends with."""
+        """Test accuracy in percent of the model that the run ends with."""
         return spread([100.0 * last(result, "test_accuracy") for result in self.results])
 
     def against(self, other: Finished) -> Paired:
@@ -142,7 +142,7 @@ def tuned_servers(target: Changes) -> Iterator[tuple[str, Changes, str]]:
         yield f"DP-FedAdam, clip 0.3, server rate {rate:g}", changes, "best DP-FedAdam"
 
 
-COLOURS = {"DP-FedEXP": "fedexp", "DP-FedAvg": "fedavg", "tuned DP-FedEXP": "fedexp", "tuned DP-FedAvg": "fedavg"}
+COLORS = {"DP-FedEXP": "fedexp", "DP-FedAvg": "fedavg", "tuned DP-FedEXP": "fedexp", "tuned DP-FedAvg": "fedavg"}
 
 
 def free_rule_variants() -> Iterator[Variant]:
@@ -280,7 +280,7 @@ def stronger_privacy_answer(group: list[Finished]) -> Answer:
     for method in methods:
         ends = [at[epsilon][method].spread for epsilon in epsilons]
         mean, low, high = [e.mean for e in ends], [e.mean - e.sd for e in ends], [e.mean + e.sd for e in ends]
-        lines.append(Series(method, epsilons, mean, low, high, COLOURS.get(method, "")))
+        lines.append(Series(method, epsilons, mean, low, high, COLORS.get(method, "")))
     note = "In brackets after a tuned method: the server rate that did best there, chosen after the fact."
     chart = Chart(
         "privacy",
@@ -344,7 +344,7 @@ def no_knobs_answer(group: list[Finished]) -> Answer:
     )
     lines = [line(one.results, "test_accuracy", f"from {one.variant.x:g}", factor=100.0) for one in untuned]
     lines += [
-        line(one.results, "test_accuracy", one.variant.method, COLOURS[one.variant.method], 100.0)
+        line(one.results, "test_accuracy", one.variant.method, COLORS[one.variant.method], 100.0)
         for one in (tuned, average)
     ]
     chart = Chart(
@@ -362,11 +362,11 @@ NETWORK_TARGET = 96.5
 
 def network_variants() -> Iterator[Variant]:
     target = at_epsilon(FULL_EPSILON)
-    relu = {**FREE, **target, "model.name": "mnist_relu_net", "data.standardise": True}
+    relu = {**FREE, **target, "model.name": "mnist_relu_net", "data.standardize": True}
     yield Variant("network", "the paper's network", "mnist-cdp-fedexp", FREE | target, in_quick=True)
-    yield Variant("network", "ReLU and standardised inputs, η_l = 0.1, C = 0.3", "mnist-cdp-fedexp", relu)
+    yield Variant("network", "ReLU and standardized inputs, η_l = 0.1, C = 0.3", "mnist-cdp-fedexp", relu)
     better = {**relu, "local.lr": 0.3, "algorithm.clip": 0.5}
-    label = "ReLU and standardised inputs, η_l = 0.3, C = 0.5"
+    label = "ReLU and standardized inputs, η_l = 0.3, C = 0.5"
     yield Variant("network", label, "mnist-cdp-fedexp", better, in_quick=True)
     label = f"{label}, 100 rounds at the same total ε"
     yield Variant("network", label, "mnist-cdp-fedexp", {**better, "run.rounds": 100})
@@ -451,7 +451,7 @@ def section(size: Size, results: Results) -> Section:
         name="beyond",
         title="Beyond the paper",
         text=[
-            "On MNIST the metric is test accuracy in per cent, on the synthetic problem the distance to the optimum, both averaged "
+            "On MNIST the metric is test accuracy in percent, on the synthetic problem the distance to the optimum, both averaged "
             f"over the last 5 rounds: mean (sd) over up to {size.seeds} seeds. A positive gain is an improvement."
         ],
         tables=[table for part in made.values() for table in part.tables],

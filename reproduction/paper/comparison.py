@@ -135,13 +135,13 @@ class Comparison:
         }
 
 
-def line(results: Sequence[Result], metric: str, name: str, colour: str = "", factor: float = 1.0) -> Series:
+def line(results: Sequence[Result], metric: str, name: str, color: str = "", factor: float = 1.0) -> Series:
     """A metric over rounds: mean over seeds, with a band of one standard deviation; a run that diverged stays at its last value."""
     rounds = [number for number, _ in points(results[0], metric)]
     values = factor * np.array([_filled([value for _, value in points(result, metric)]) for result in results])
     mean = values.mean(0)
     sd = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
-    return Series(name, rounds, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist(), colour)
+    return Series(name, rounds, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist(), color)
 
 
 def _filled(values: list[float | None]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Fig. 2: η_g at initialisation against the number of clients: naive, proposed and target, from the very same reports."""
+"""Fig. 2: η_g at initialization against the number of clients: naive, proposed and target, from the very same reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from dpfedexp.core import step_size
 from dpfedexp.core.clipping import clip, row_norms
-from dpfedexp.core.local import schedule
+from dpfedexp.core.local_optimizer import schedule
 from dpfedexp.core.noise import Streams
 from dpfedexp.core.step_size import AnyRule, initial_memory, next_step
 from dpfedexp.data import synthetic_regression
@@ -124,7 +124,7 @@ def section(size: Size, results: Results) -> Section:
     repetitions = len(seen[LOCAL[0], CLIENTS[0]]["target"])
     return Section(
         name="step-size",
-        title="η_g at initialisation against M (Fig. 2)",
+        title="η_g at initialization against M (Fig. 2)",
         text=[
             "The synthetic LDP problem (d = 100, 20 local steps, the paper's η_l and C: 0.3 for Gaussian noise, 1 for PrivUnit) "
             f"at w = 0: all three step sizes from the same reports, {repetitions} repetitions with new data and noise each."
@@ -133,7 +133,7 @@ def section(size: Size, results: Results) -> Section:
         charts=[
             Chart(
                 "step-size",
-                "η_g at initialisation",
+                "η_g at initialization",
                 "Mean over repetitions; the bar spans one standard deviation to each side.",
                 [_panel(setting, seen) for setting in LOCAL],
             )

@@ -38,7 +38,7 @@ TABLE_3: dict[tuple[str, str], tuple[float, float]] = {
     ("ldp-privunit", "fedavg"): (78.40, 1.18),
     ("ldp-privunit", "scaffold"): (56.83, 3.95),
 }
-"""MNIST test accuracy in per cent, averaged over the last 5 rounds: mean and standard deviation over 5 seeds."""
+"""MNIST test accuracy in percent, averaged over the last 5 rounds: mean and standard deviation over 5 seeds."""
 
 RATE_GRID = {
     # The paper's appendix prints the two the other way round; at the rates printed for one, the other diverges or stands still.

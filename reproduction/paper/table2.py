@@ -189,9 +189,7 @@ def _selected(done: list[Search]) -> Table:
         "at the paper's",
         "paper's rank",
     ]
-    return Table(
-        "Table 2: selected η_l and C", columns, rows, "Criterion: training loss, or test accuracy in per cent."
-    )
+    return Table("Table 2: selected η_l and C", columns, rows, "Criterion: training loss, or test accuracy in percent.")
 
 
 def _grid(one: Search) -> Table:

@@ -28,7 +28,7 @@ def section(size: Size, results: Results) -> Section:
         text=[
             "1000 clients with 60 images each, class mix Dirichlet(0.3), 50 rounds of 10 full-batch steps, the paper's networks "
             "(d = 5046 and 237) and its selected (η_l, C). "
-            f"Test accuracy in per cent is {LAST}: mean (sd) over {size.seeds} seeds."
+            f"Test accuracy in percent is {LAST}: mean (sd) over {size.seeds} seeds."
         ],
         tables=[_table(seen), _gains(seen, size)],
         charts=[accuracy_chart(seen)],

@@ -11,13 +11,13 @@ from dpfedexp.errors import InputError, nearest
 from dpfedexp.files import replace_text
 from dpfedexp.report.document import Section
 from dpfedexp.report.page import report
-from reproduction.explorer.page import render
-from reproduction.suite import page
+from reproduction.explorer.explorer_page import render
+from reproduction.suite import suite_page
 from reproduction.suite import tables as preparing
 from reproduction.suite.contenders import CONTENDERS
-from reproduction.suite.plan import QUICK, QUICK_PROBLEMS, Size, fingerprint
 from reproduction.suite.problems import PROBLEMS
-from reproduction.suite.run import Lines, Place, run_suite
+from reproduction.suite.suite_plan import QUICK, QUICK_PROBLEMS, Size, fingerprint
+from reproduction.suite.suite_runs import Lines, Place, run_suite
 
 Say = Callable[[str], None]
 
@@ -57,11 +57,11 @@ def suite(names: Sequence[str], size: Size, place: Place, out: Path, recorded: b
             say(f"Failed, and not recorded: {failure}")
         if outcome.stopped:
             say("Stopped at the limit of time; the same command goes on from here.")
-    made = page.section(
+    made = suite_page.section(
         chosen, size, lines.result, "python -m reproduction suite" + (" --quick" if size == QUICK else "")
     )
     made.save(out)
-    page.write_markdown(made, out)
+    suite_page.write_markdown(made, out)
     report(out, title="DP-FedEXP on real federations", command=f"{made.command} --recorded --out {out}")
     return made
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import dpfedexp
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedadam, dp_fedavg
-from dpfedexp.core.local import LocalOptimiser, Sgd
+from dpfedexp.core.local_optimizer import LocalOptimizer, Sgd
 from dpfedexp.core.step_size import Step
 from dpfedexp.engine.advice import silence
 from dpfedexp.engine.train import train
@@ -32,18 +32,18 @@ class Contender:
         algorithm: from ε and the server's rate to the algorithm; None for `fit`, which chooses everything itself.
         server_rates: those of which the best counts; none where nothing is tuned on the server.
         automatic: whether the local rate sets itself.
-        colour: a name of the palette, or nothing.
+        color: a name of the palette, or nothing.
     """
 
     label: str
     algorithm: Callable[[float, float | None], Algorithm] | None
     server_rates: tuple[float, ...] = ()
     automatic: bool = False
-    colour: str = ""
+    color: str = ""
 
-    def local(self, problem: Problem, lr: float | None) -> LocalOptimiser:
+    def local(self, problem: Problem, lr: float | None) -> LocalOptimizer:
         if not self.automatic:
-            return problem.local(lr if lr is not None else problem.centre)
+            return problem.local(lr if lr is not None else problem.center)
         return Sgd(lr="auto", steps=problem.steps)
 
     @property
@@ -73,12 +73,12 @@ def _fedadam(epsilon: float, rate: float | None) -> Algorithm:
 
 
 CONTENDERS: dict[str, Contender] = {
-    "fit": Contender("fit", None, colour="fit"),
-    "safe": Contender("safe FedEXP", lambda epsilon, rate: _fedexp("safe", epsilon), colour="fedexp"),
-    "fedavg": Contender("FedAvg", _fedavg, colour="fedavg"),
-    "plain": Contender("plain FedEXP", lambda epsilon, rate: _fedexp("paper", epsilon), colour="plain"),
-    "fedavg-tuned": Contender("FedAvg, tuned", _fedavg, SERVER_RATES, colour="tuned"),
-    "fedadam-tuned": Contender("FedAdam, tuned", _fedadam, ADAM_RATES, colour="fedadam"),
+    "fit": Contender("fit", None, color="fit"),
+    "safe": Contender("safe FedEXP", lambda epsilon, rate: _fedexp("safe", epsilon), color="fedexp"),
+    "fedavg": Contender("FedAvg", _fedavg, color="fedavg"),
+    "plain": Contender("plain FedEXP", lambda epsilon, rate: _fedexp("paper", epsilon), color="plain"),
+    "fedavg-tuned": Contender("FedAvg, tuned", _fedavg, SERVER_RATES, color="tuned"),
+    "fedadam-tuned": Contender("FedAdam, tuned", _fedadam, ADAM_RATES, color="fedadam"),
     "auto": Contender("automatic rate", lambda epsilon, rate: _fedexp("safe", epsilon), automatic=True),
 }
 

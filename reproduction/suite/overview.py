@@ -57,14 +57,14 @@ def _points(problem: dict[str, Any], label: str) -> dict[float, tuple[float, flo
 
 
 def _against_epsilon(axis: Axes, problem: dict[str, Any]) -> None:
-    for label, colour, text, place in (
+    for label, color, text, place in (
         ("fit", FIT, "fit: nothing tuned", (2.3, 80)),
         ("FedAvg", FEDAVG, "DP-FedAvg: local rate\ntuned at ε = 8", (1.5, 45)),
     ):
         points = _points(problem, label)
         means, errors = zip(*points.values(), strict=True)
-        axis.errorbar(list(points), means, errors, color=colour, marker="o", markersize=4, linewidth=1.8, capsize=2)
-        axis.text(*place, text, color=colour, va="center")
+        axis.errorbar(list(points), means, errors, color=color, marker="o", markersize=4, linewidth=1.8, capsize=2)
+        axis.text(*place, text, color=color, va="center")
     axis.set(title="MNIST, 1000 clients: test accuracy, %", xlabel="ε of the whole run (smaller is more private)")
     axis.set_xscale("log")
     axis.set_xticks(list(points), [f"{x:g}" for x in points])

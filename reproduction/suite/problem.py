@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from dpfedexp.core.local import Sgd
+from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.core.losses import Loss
 from dpfedexp.data import Federation
 
@@ -58,12 +58,12 @@ class Problem:
         natural: whether the clients are people, schools or roles, and not dealt out or made up.
         make: from folders and a seed to the problem in memory; the seed decides the model's start and, where clients are dealt
             out or made up, who holds what. Who is tested on never depends on it for natural clients.
-        centre: the local rate in the middle of the grid.
+        center: the local rate in the middle of the grid.
         metric: what is compared: test accuracy, or test loss.
         rounds: rounds of a run.
         steps: full-batch local steps of a round.
         stored: the prepared file that it reads, None where nothing needs preparing.
-        made_up: whether its data follow from the seed and are read from nowhere.
+        synthetic: whether its data follow from the seed and are read from nowhere.
     """
 
     name: str
@@ -71,17 +71,17 @@ class Problem:
     kind: Kind
     natural: bool
     make: Callable[[Folders, int], Loaded]
-    centre: float
+    center: float
     metric: Metric
     rounds: int = 50
     steps: int = 10
     stored: str | None = None
-    made_up: bool = False
+    synthetic: bool = False
 
     @property
     def rates(self) -> tuple[float, ...]:
         """Nine local rates over four decades, wide enough that both ends are bad."""
-        return tuple(float(f"{self.centre * 10 ** (step / 2):.3g}") for step in range(-4, 5))
+        return tuple(float(f"{self.center * 10 ** (step / 2):.3g}") for step in range(-4, 5))
 
     @property
     def higher_is_better(self) -> bool:

@@ -14,19 +14,20 @@ import torch
 from torch import nn
 
 from dpfedexp import models
-from dpfedexp.data import Federation, Standardise
+from dpfedexp.data import Federation, Standardize
 from dpfedexp.data.data_sets import DATA_SETS
 from dpfedexp.data.partition import generator
 from dpfedexp.errors import InputError
-from reproduction.suite import made_up, roles, stored
+from reproduction.suite import shakespeare as roles
+from reproduction.suite import stored, synthetic_problems
 from reproduction.suite.problem import Folders, Kind, Loaded, Metric, Problem
 
 
-def _images(kind: str, network: str, standardise: bool, folders: Folders, seed: int) -> Loaded:
+def _images(kind: str, network: str, standardize: bool, folders: Folders, seed: int) -> Loaded:
     """The paper's split of an image set: 1000 equal clients, class mix ~ Dirichlet(0.3)."""
     entry = DATA_SETS[kind]
     examples = entry.load(None if folders.data is None else str(folders.data))
-    transform = Standardise(*entry.standard) if standardise and entry.standard else None
+    transform = Standardize(*entry.standard) if standardize and entry.standard else None
     clients = Federation.dirichlet(
         examples.inputs, examples.targets, clients=1000, alpha=0.3, seed=seed, transform=transform
     )
@@ -98,7 +99,7 @@ def _seeded(problem: Callable[[int], Loaded], folders: Folders, seed: int) -> Lo
     return problem(seed)
 
 
-def _made_up(problem: Callable[[float, int], Loaded], spread: float, folders: Folders, seed: int) -> Loaded:
+def _synthetic(problem: Callable[[float, int], Loaded], spread: float, folders: Folders, seed: int) -> Loaded:
     return problem(spread, seed)
 
 
@@ -129,9 +130,9 @@ def _writer(inputs: int) -> nn.Module:
 
 
 def _of_clients(
-    name: str, summary: str, kind: Kind, centre: float, metric: Metric, network: Callable[[int], nn.Module]
+    name: str, summary: str, kind: Kind, center: float, metric: Metric, network: Callable[[int], nn.Module]
 ) -> Problem:
-    return Problem(name, summary, kind, True, partial(_natural, name, network), centre, metric, stored=name)
+    return Problem(name, summary, kind, True, partial(_natural, name, network), center, metric, stored=name)
 
 
 def _dealt(
@@ -140,10 +141,10 @@ def _dealt(
     make: Callable[[Folders, int], Loaded],
     *,
     kind: Kind = "classification",
-    made_up: bool = False,
+    synthetic: bool = False,
 ) -> Problem:
     """A problem of classes whose clients are dealt out or made up."""
-    return Problem(name, summary, kind, False, make, 0.1, "accuracy", made_up=made_up)
+    return Problem(name, summary, kind, False, make, 0.1, "accuracy", synthetic=synthetic)
 
 
 _ALL = (
@@ -228,10 +229,10 @@ _ALL = (
             f"made up: linear regression, d = 50, 1000 clients whose optima spread by {spread:g}",
             "regression",
             False,
-            partial(_made_up, made_up.regression, spread),
+            partial(_synthetic, synthetic_problems.regression, spread),
             0.03,
             "loss",
-            made_up=True,
+            synthetic=True,
         )
         for spread in (0.0, 0.5, 2.0)
     ),
@@ -241,10 +242,10 @@ _ALL = (
             f"made up: ten Gaussian classes, 1000 clients whose class means spread by {spread:g}; 32 hidden units",
             "classification",
             False,
-            partial(_made_up, made_up.classification, spread),
+            partial(_synthetic, synthetic_problems.classification, spread),
             0.1,
             "accuracy",
-            made_up=True,
+            synthetic=True,
         )
         for spread in (0.0, 0.5, 2.0)
     ),
@@ -286,31 +287,31 @@ _ALL = (
     _dealt(
         "classes-300",
         "made up: ten Gaussian classes, 300 clients whose class means spread by 0.5; 32 hidden units",
-        partial(_seeded, partial(made_up.classification, 0.5, clients=300)),
-        made_up=True,
+        partial(_seeded, partial(synthetic_problems.classification, 0.5, clients=300)),
+        synthetic=True,
     ),
     _dealt(
         "classes-20000",
         "made up: ten Gaussian classes, 20,000 clients of 5 rows whose class means spread by 0.5; 32 hidden units",
-        partial(_seeded, partial(made_up.classification, 0.5, clients=20_000, rows=5)),
-        made_up=True,
+        partial(_seeded, partial(synthetic_problems.classification, 0.5, clients=20_000, rows=5)),
+        synthetic=True,
     ),
     _dealt(
         "text",
         "made up: 1000 writers; the next of 27 symbols from the eight before it; a transformer block (d = 3243)",
-        partial(_seeded, made_up.text),
+        partial(_seeded, synthetic_problems.text),
         kind="text",
-        made_up=True,
+        synthetic=True,
     ),
     Problem(
         "regression-heavy",
         "made up: linear regression, d = 50, 1000 clients of unequal scale, noise of Student's t with 2 degrees of freedom",
         "regression",
         False,
-        partial(_seeded, made_up.heavy_regression),
+        partial(_seeded, synthetic_problems.heavy_regression),
         0.03,
         "loss",
-        made_up=True,
+        synthetic=True,
     ),
 )
 

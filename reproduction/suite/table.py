@@ -10,8 +10,8 @@ from statistics import fmean, stdev
 from dpfedexp.report.document import Table
 from reproduction.paper.results.planned import Result
 from reproduction.suite.contenders import CONTENDERS
-from reproduction.suite.plan import Size, SuiteRun, automatic, contest, grid, value
 from reproduction.suite.problem import Problem
+from reproduction.suite.suite_plan import Size, SuiteRun, automatic, contest, grid, value
 
 Lookup = Callable[[SuiteRun], Result | None]
 MARK = "✗"

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from dpfedexp.errors import InputError
-from reproduction.suite import roles, stored
+from reproduction.suite import shakespeare as roles
+from reproduction.suite import stored
 from reproduction.suite.stored import Array, Rows, split
 
 FILMS = 100
@@ -93,7 +94,7 @@ def chem97() -> dict[str, Array]:
 def randhie() -> dict[str, Array]:
     """Doctor's visits of a person in a year, log(1 + visits), from insurance plan, person, family and health at the start.
 
-    Expenses, admissions and other visits of the same year are no inputs: they come with the target. Persons with neighbouring
+    Expenses, admissions and other visits of the same year are no inputs: they come with the target. Persons with neighboring
     numbers may be a family, so whole runs of numbers are held out together.
     """
     t = _table("sampleSelection", "RandHIE")

@@ -1,4 +1,4 @@
-"""Client-level differentially private federated learning whose server step size sets itself (DP-FedEXP, ICML 2025).
+"""Client-level differentially private federated learning with an adaptive server step size (DP-FedEXP, ICML 2025).
 
 Importing the package imports neither torch nor anything else that is slow: a public name is loaded when it is first used.
 A new one is a line among the imports.
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from dpfedexp.algorithms.round import Full as Full
     from dpfedexp.algorithms.round import Poisson as Poisson
     from dpfedexp.core.clipping import AdaptiveClip as AdaptiveClip
-    from dpfedexp.core.local import AdamW as AdamW
-    from dpfedexp.core.local import CosineRate as CosineRate
-    from dpfedexp.core.local import FedProx as FedProx
-    from dpfedexp.core.local import LocalOptimiser as LocalOptimiser
-    from dpfedexp.core.local import RateSchedule as RateSchedule
-    from dpfedexp.core.local import Sgd as Sgd
-    from dpfedexp.core.local import StepRate as StepRate
-    from dpfedexp.core.step_size import ServerOptimiser as ServerOptimiser
+    from dpfedexp.core.local_optimizer import AdamW as AdamW
+    from dpfedexp.core.local_optimizer import CosineRate as CosineRate
+    from dpfedexp.core.local_optimizer import FedProx as FedProx
+    from dpfedexp.core.local_optimizer import LocalOptimizer as LocalOptimizer
+    from dpfedexp.core.local_optimizer import RateSchedule as RateSchedule
+    from dpfedexp.core.local_optimizer import Sgd as Sgd
+    from dpfedexp.core.local_optimizer import StepRate as StepRate
+    from dpfedexp.core.step_size import ServerOptimizer as ServerOptimizer
     from dpfedexp.data.federation import Federation as Federation
     from dpfedexp.engine.fit import fit as fit
     from dpfedexp.engine.run import Run as Run

@@ -1,4 +1,4 @@
-"""Errors that are sentences for the person who typed the input, misspelt arguments of public functions included."""
+"""Exceptions with helpful messages, and checks of misspelled arguments."""
 
 import difflib
 import functools
@@ -11,7 +11,7 @@ Callee = TypeVar("Callee", bound=Callable[..., Any])
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong; the message names the field, the value and what would be right.
+    """Invalid input; the message names the field, the value and what is expected.
 
     The command line prints it without a traceback and exits with code 2.
 
@@ -38,11 +38,11 @@ class LedgerError(RuntimeError):
 
 
 class RoundFailed(RuntimeError):
-    """A round that may not be released, such as one with too few replies."""
+    """A round failed, for example because of too few replies."""
 
 
 class AdviceWarning(UserWarning):
-    """A run that is likely to be in vain, or to promise little; `docs/advice.md` lists the messages.
+    """A run is likely to fail or to give little privacy; `docs/advice.md` lists the messages.
 
     >>> import warnings
     >>> warnings.simplefilter("ignore", AdviceWarning)  # silences them
@@ -78,17 +78,17 @@ def checked(callee: Callee) -> Callee: ...
 
 
 @overload
-def checked(*, instead: Mapping[str, str]) -> Callable[[Callee], Callee]: ...
+def checked(*, hints: Mapping[str, str]) -> Callable[[Callee], Callee]: ...
 
 
-def checked(callee: Callable[..., Any] | None = None, *, instead: Mapping[str, str] | None = None) -> Any:
-    """A function, or a class by its constructor, that answers wrong arguments with a sentence.
+def checked(callee: Callable[..., Any] | None = None, *, hints: Mapping[str, str] | None = None) -> Any:
+    """Decorate a function or a class so that wrong arguments raise `InputError` with a hint.
 
     Its signature stays what it was; the options of an `Unpack[…]` are listed in it one by one.
 
     Args:
         callee: what is called.
-        instead: for arguments that people try and that are called otherwise, what to write.
+        hints: by argument name, what to write instead.
 
     >>> @checked
     ... def area(width, height=1.0):
@@ -98,24 +98,24 @@ def checked(callee: Callable[..., Any] | None = None, *, instead: Mapping[str, s
     dpfedexp.errors.InputError: area has no argument 'hight'. Did you mean 'height'?
     """
     if callee is None:
-        return functools.partial(checked, instead=instead)
+        return functools.partial(checked, hints=hints)
     if isinstance(callee, type):
-        callee.__init__ = _checked(callee.__init__, callee.__name__, instead or {})  # type: ignore[misc]
+        callee.__init__ = _checked(callee.__init__, callee.__name__, hints or {})  # type: ignore[misc]
         return callee
-    return _checked(callee, callee.__name__, instead or {})
+    return _checked(callee, callee.__name__, hints or {})
 
 
-def _checked(function: Callable[..., Any], name: str, instead: Mapping[str, str]) -> Callable[..., Any]:
+def _checked(function: Callable[..., Any], name: str, hints: Mapping[str, str]) -> Callable[..., Any]:
     signature = _with_options(function)
     parameters = list(signature.parameters.values())
-    # `self` and `cls` come first, and are not arguments that anybody types.
+    # `self` and `cls` come first, and are not passed by the caller.
     own = int(bool(parameters) and parameters[0].name in ("self", "cls"))
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        # Misspelt options would go on to another function, which has another name.
+        # Misspelled options would otherwise reach an inner function with another name.
         if unpacked and not named.keys() <= signature.parameters.keys():
-            raise InputError(_sentence(name, parameters[own:], args[own:], named, instead, ""))
+            raise InputError(_sentence(name, parameters[own:], args[own:], named, hints, ""))
         try:
             return function(*args, **named)
         except TypeError:
@@ -123,7 +123,7 @@ def _checked(function: Callable[..., Any], name: str, instead: Mapping[str, str]
             try:
                 signature.bind(*args, **named)
             except TypeError as error:
-                raise InputError(_sentence(name, parameters[own:], args[own:], named, instead, error)) from None
+                raise InputError(_sentence(name, parameters[own:], args[own:], named, hints, error)) from None
             raise
 
     unpacked = signature != inspect.signature(function)
@@ -148,12 +148,12 @@ def _sentence(
     parameters: list[inspect.Parameter],
     args: tuple[Any, ...],
     named: Mapping[str, Any],
-    instead: Mapping[str, str],
+    hints: Mapping[str, str],
     error: object,
 ) -> str:
     known = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
     for wrong in (key for key in named if key not in known):
-        hint = f" Write {instead[wrong]}." if wrong in instead else nearest(wrong, known)
+        hint = f" Write {hints[wrong]}." if wrong in hints else nearest(wrong, known)
         return f"{name} has no argument {wrong!r}.{hint}"
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(args) > len(places):

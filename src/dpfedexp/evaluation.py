@@ -1,4 +1,4 @@
-"""What the server measures of a released model on a test set of its own, on data that are not the clients' (docs/losses.md).
+"""Evaluation of released models on the server's own test set (docs/losses.md).
 
 Measures are counts and sums over the whole test set that batches add to, never means of batches' values.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfedexp.core.losses import Loss, Reading, class_dimension, read, reading_of, resolve, same_but_ones
+from dpfedexp.core.losses import Loss, LossTraits, class_dimension, loss_traits, read, resolve, same_but_singletons
 from dpfedexp.core.modules import Inputs, call, each, leaves
 from dpfedexp.errors import InputError, checked, require
 
@@ -30,7 +30,7 @@ def on_test_set(
     *,
     metrics: Mapping[str, Metric] | None = None,
 ) -> Evaluate:
-    """Mean loss, and whatever else is defined for this loss and these targets, over a test set that stays on its device.
+    """Make an evaluator: mean loss and the metrics that fit the loss and targets, over a test set.
 
     Class labels: `test_accuracy`, over all positions of sequences, and `test_auc` of two classes. One logit with 0/1 targets:
     `test_accuracy` and `test_auc`. Several labels per example: `test_label_accuracy` and `test_exact_match`. Numbers: `test_mae`,
@@ -60,7 +60,7 @@ def on_test_set(
     per_example = resolve(loss, targets)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        # Numbers stay on the device until all is asked: nobody waits for a batch before the next.
+        # Numbers stay on the device to the end, so that no batch waits for the one before.
         total = torch.zeros((), dtype=torch.float64, device=targets.device)
         taken: list[Measure] = []
         with torch.no_grad():
@@ -70,7 +70,7 @@ def on_test_set(
                 outputs = read(per_example, call(model, each(operator.itemgetter(part), inputs)))
                 total = total + per_example(outputs, y).sum()
                 if start == 0:
-                    taken = measures(reading_of(per_example), outputs, targets)
+                    taken = measures(loss_traits(per_example), outputs, targets)
                     taken += [_own(metrics)] if metrics else []
                 for measure in taken:
                     measure.add(outputs, y)
@@ -100,7 +100,7 @@ class Shares:
         }
 
 
-class Kept:
+class CollectedOutputs:
     """What can only be measured on all examples together: something of every batch is kept until then."""
 
     def __init__(
@@ -166,7 +166,7 @@ class Errors:
         return found
 
 
-Measure = Shares | Kept | Errors
+Measure = Shares | CollectedOutputs | Errors
 """Takes batches of outputs and targets with `add`, and has its numbers at the end, in `result`."""
 
 
@@ -200,7 +200,7 @@ def _own(metrics: Mapping[str, Metric]) -> Measure:
                 ) from None
         return found
 
-    return Kept(keep, measure)
+    return CollectedOutputs(keep, measure)
 
 
 def check_metrics(metrics: Any) -> None:
@@ -221,31 +221,31 @@ def check_metrics(metrics: Any) -> None:
         require(function, f"metrics[{name!r}] is {metric!r}; it must be a function (outputs, targets) → number.")
 
 
-def measures(reading: Reading, outputs: Any, targets: Tensor) -> list[Measure]:
+def measures(traits: LossTraits, outputs: Any, targets: Tensor) -> list[Measure]:
     """What is defined for outputs of this shape and these targets, of which all are given, as the loss reads them."""
     # Outputs of several parts are the loss's own business: nothing else is known of them.
     if not isinstance(outputs, Tensor) or targets.numel() == 0:
         return []
     some = targets[: len(outputs)]
-    classes = class_dimension(outputs, some, second=reading.second)
-    if reading.kind in ("classes", "unknown") and classes is not None and outputs.shape[classes] > 1:
-        return _of_classes(reading, targets, outputs.shape[classes])
-    if not same_but_ones(outputs, some):
+    classes = class_dimension(outputs, some, second=traits.second)
+    if traits.kind in ("classes", "unknown") and classes is not None and outputs.shape[classes] > 1:
+        return _of_classes(traits, targets, outputs.shape[classes])
+    if not same_but_singletons(outputs, some):
         return []
     zero_one = bool(((targets == 0) | (targets == 1)).all())
     single = targets.numel() == len(targets)
 
     def right(o: Tensor, t: Tensor) -> Tensor:
-        return ((o.reshape(t.shape) > reading.threshold) == (t > 0.5)).reshape(len(t), -1)
+        return ((o.reshape(t.shape) > traits.threshold) == (t > 0.5)).reshape(len(t), -1)
 
-    match reading.kind:
+    match traits.kind:
         case "binary" if zero_one and single:
             return [Shares(accuracy=lambda o, t: (right(o, t), len(t))), *_auc(targets, lambda o: o)]
         case "binary" if zero_one:
             every = {"label_accuracy": lambda o, t: (right(o, t), t.numel())}
             return [Shares(**every, exact_match=lambda o, t: (right(o, t).all(1), len(t)))]
         case "numbers":
-            return [Errors(targets, reading.log)]
+            return [Errors(targets, traits.log)]
         # Whether the outputs of a function of the caller's own are logits or probabilities is not known; their order is.
         case "unknown" if zero_one:
             return _auc(targets, lambda o: o) if single else []
@@ -254,14 +254,14 @@ def measures(reading: Reading, outputs: Any, targets: Tensor) -> list[Measure]:
     return []
 
 
-def _of_classes(reading: Reading, targets: Tensor, classes: int) -> list[Measure]:
-    labels = targets[targets != reading.ignored]
+def _of_classes(traits: LossTraits, targets: Tensor, classes: int) -> list[Measure]:
+    labels = targets[targets != traits.ignored]
     if targets.is_floating_point() or labels.numel() == 0 or int(labels.min()) < 0 or int(labels.max()) >= classes:
         return []
 
     def highest(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | int]:
         """Over all positions whose label counts."""
-        at, counts = class_dimension(outputs, targets, second=reading.second), targets != reading.ignored
+        at, counts = class_dimension(outputs, targets, second=traits.second), targets != traits.ignored
         return (counts & False, 0) if at is None else ((outputs.argmax(at) == targets) & counts, counts.sum())
 
     two = classes == 2 and targets.dim() == 1 and len(labels) == len(targets)
@@ -272,4 +272,6 @@ def _auc(targets: Tensor, score: Callable[[Tensor], Tensor]) -> list[Measure]:
     """Of class 1 against class 0, where there are examples of both. A rank statistic needs every score: they are kept."""
     if not bool((targets > 0.5).any()) or not bool((targets < 0.5).any()):
         return []
-    return [Kept(lambda o, t: (score(o).flatten(), t.flatten() > 0.5), lambda s, p: {"test_auc": auc(s, p)})]
+    return [
+        CollectedOutputs(lambda o, t: (score(o).flatten(), t.flatten() > 0.5), lambda s, p: {"test_auc": auc(s, p)})
+    ]

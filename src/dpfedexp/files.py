@@ -1,4 +1,4 @@
-"""Files that appear or are replaced as a whole, or not at all.
+"""Atomic writes of files.
 
 The new content is written beside the old file, synced, and renamed over it, and the folder is synced: killed at any instant, what
 lies under the name is the old file or the new one, complete.
@@ -22,7 +22,7 @@ def replace_file(path: Path, write: Callable[[Path], object], mode: int | None =
     """Replaces a file, which need not exist yet, by the one that `write(temporary)` makes in the same folder.
 
     The new file has the access rights `mode` from the first byte on; by default those that the user's umask gives, without the
-    right to write for anybody else. After an `OSError` the old file is as it was, and no temporary file is left.
+    right to write for other users. After an `OSError` the old file is as it was, and no temporary file is left.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -105,10 +105,10 @@ def try_lock(descriptor: int) -> bool:
     return False
 
 
-def undate(folder: Path, names: Iterable[str], when: float) -> None:
-    """Gives a folder and its files, by name or pattern, one date, so that copies do not tell how long the work took."""
+def set_dates(folder: Path, names: Iterable[str], when: float) -> None:
+    """Set one date on a folder and its files, so that copies do not reveal how long the work took."""
     for path in [*(path for name in names for path in folder.glob(name)), folder]:
-        # A file that is not there, or that belongs to somebody else, is none that this run has written.
+        # A file that is missing or belongs to another user was not written by this run.
         with suppress(FileNotFoundError, PermissionError):
             os.utime(path, (when, when))
 

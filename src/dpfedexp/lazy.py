@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when they are first used, so that a command that needs no torch does not wait for it.
+"""Lazy imports of a package's public names, so that commands without torch start fast.
 
 A package's `__init__.py` lists them once, as imports under `TYPE_CHECKING`, one to a line; the list is read from the source.
 """

@@ -1,4 +1,4 @@
-"""What this machine gives a run: memory, threads, and processes side by side."""
+"""Resources of this machine: memory, threads and parallel processes."""
 
 import importlib.util
 import multiprocessing
@@ -27,7 +27,7 @@ SHARE = 0.25
 
 
 def available_memory() -> int:
-    """Bytes that the system could hand out now; without an answer, 4 GiB."""
+    """Available memory in bytes; 4 GiB where the system does not say."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -38,7 +38,7 @@ def available_memory() -> int:
 
 
 def total_memory() -> int:
-    """Bytes that the machine has, whoever uses them; without an answer, 4 GiB."""
+    """Total memory in bytes; 4 GiB where the system does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -69,7 +69,7 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def spread(work: Callable[[int], None], items: Iterable[int], threads: int, *, always: bool = False) -> None:
+def run_on_threads(work: Callable[[int], None], items: Iterable[int], threads: int, *, always: bool = False) -> None:
     """`work(item)` for every item, on several threads if there are several of both; the first error is raised.
 
     With `always` a single item too goes to a thread on which torch splits nothing further, so that it computes as among others.
@@ -117,7 +117,7 @@ def without_subnormals() -> Iterator[None]:
         torch.set_flush_denormal(before)
 
 
-def run_all(
+def run_jobs(
     work: Callable[[Job], Done],
     jobs: Sequence[Job],
     description: str,

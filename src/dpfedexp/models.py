@@ -1,4 +1,4 @@
-"""The paper's networks and a few general ones, all of them free of what `torch.func.vmap` cannot trace."""
+"""The paper's networks and a few general ones, all of which `torch.func.vmap` can trace."""
 
 import inspect
 import itertools
@@ -24,12 +24,12 @@ def mnist_ldp_net() -> nn.Sequential:
 
 
 def mnist_relu_net() -> nn.Sequential:
-    """The CDP network with a ReLU after each convolution, d = 5046; better conditioned on standardised inputs."""
+    """The CDP network with a ReLU after each convolution, d = 5046; better conditioned on standardized inputs."""
     return _with_relus(nn.Conv2d(1, 4, 4), nn.Conv2d(4, 8, 4), nn.Linear(128, 32))
 
 
 def cifar_net() -> nn.Sequential:
-    """Two convolutions and two linear layers for 32×32 images in colour, d = 16,986."""
+    """Two convolutions and two linear layers for 32×32 images in color, d = 16,986."""
     return _with_relus(nn.Conv2d(3, 8, 5), nn.Conv2d(8, 16, 5), nn.Linear(400, 32))
 
 

@@ -1,4 +1,4 @@
-"""Where a run's rounds can be sent while it goes on: TensorBoard, MLflow and Weights & Biases, each given as `on_round`."""
+"""Experiment trackers for `on_round`: TensorBoard, MLflow and Weights & Biases."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ SHOWN_FACTS = ("algorithm", "data", "model", "clients", "parameters", "rounds", 
 
 
 class Sink(ABC):
-    """Sends the rounds of a run; give it as `on_round`.
+    """A tracker of rounds, passed as `on_round`.
 
     Formal guarantee: what is sent was released, is public, or was measured by the server on data of its own; it is in the list of
     everything that leaves a run (`engine.outlets`, under `outlet`). Durations and diagnostics, which depend on the clients' data
@@ -31,7 +31,7 @@ class Sink(ABC):
     _held: list[dict[str, Any]] | None = None
     _is_open = False
 
-    def begun(self, facts: RunFacts) -> None:
+    def on_train_begin(self, facts: RunFacts) -> None:
         """The run begins; a secure one is held back until its end."""
         self._held = [] if facts.secure else None
 
@@ -42,7 +42,7 @@ class Sink(ABC):
         self._open_once()
         self._send(record["round"], sent(self.outlet, record))
 
-    def finished(self, run: Run) -> None:
+    def on_train_end(self, run: Run) -> None:
         """What was held back, what the run is, what it promises, and the end."""
         self._open_once()
         for record in self._held or ():
@@ -123,10 +123,10 @@ class TensorBoard(Sink):
         made = Path(self._writer.file_writer.event_writer._file_name)
         self._writer.close()
         if facts.get("secure"):
-            _undate(made)
+            _hide_time(made)
 
 
-def _undate(made: Path) -> None:
+def _hide_time(made: Path) -> None:
     """TensorBoard names a file by the second that it was made in, which tells when a secure run ended."""
     for number in itertools.count():
         plain = made.with_name(f"events.out.tfevents.{number}.dpfedexp")

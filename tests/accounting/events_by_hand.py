@@ -15,4 +15,4 @@ def central(
 
 def local(z: float, clip: float = 1.0) -> GaussianEvent:
     update = Query("update", clip, 2.0 * clip, z * clip, diameter=2.0 * clip)
-    return GaussianEvent("local", "replace-one", (update,), attained=True, beside_sum="nothing")
+    return GaussianEvent("local", "replace-one", (update,), attained=True, beyond_sum="nothing")

@@ -11,7 +11,7 @@ from dpfedexp.accounting import PureEvent, Query, Sampling, compose, gdp
 from dpfedexp.accounting.events import central_gaussian, from_json, local_gaussian, privunit, to_json, votes_only
 from dpfedexp.accounting.gdp import joint_mu
 from dpfedexp.accounting.views import NOT_LEFT_OUT, other_adjacency
-from dpfedexp.core.sums import within_clip
+from dpfedexp.core.sums import within_clip_vote
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
 
@@ -24,7 +24,7 @@ def test_a_mechanism_charges_the_event_of_its_settings(sampling, adjacency):
     assert LocalGaussian(0.3, 0.7).event(sampling) == local_gaussian(0.7, sampling)
     assert LocalGaussian(0.3, 0.7, "naive").event(sampling) == local_gaussian(0.7, sampling, squares=True)
     plain = CentralGaussian(0.3, 5.0, adjacency)
-    paper = CentralGaussian(0.3, 5.0, adjacency, "paper", 7.0, (within_clip(4.0),))
+    paper = CentralGaussian(0.3, 5.0, adjacency, "paper", 7.0, (within_clip_vote(4.0),))
     assert plain.event(sampling) == central_gaussian(5.0, adjacency, sampling)
     joint = central_gaussian(5.0, adjacency, sampling, scalar_multiplier=7.0, votes=(("within clip", 4.0),))
     assert paper.event(sampling) == joint
@@ -110,7 +110,7 @@ def test_full_rounds_beside_fixed_cohorts_under_add_remove_leave_the_price_of_th
 CENTRAL, LOCAL = PureEvent(0.1, "central"), PureEvent(0.1, "local")
 
 
-def test_one_release_costs_its_epsilon_and_many_compose_as_randomised_response_does():
+def test_one_release_costs_its_epsilon_and_many_compose_as_randomized_response_does():
     assert compose([(CENTRAL, 1)], 0.0).epsilon == 0.1
     assert compose([(CENTRAL, 100)], 0.0).epsilon == pytest.approx(10.0, rel=1e-12)
     total = compose([(CENTRAL, 100)], 1e-5)
@@ -123,11 +123,11 @@ def test_one_release_costs_its_epsilon_and_many_compose_as_randomised_response_d
 def test_answers_that_a_server_adds_into_one_release_cost_their_sum_at_every_delta():
     charges, earlier = [], []
     for _ in range(20):
-        event = CENTRAL.beside(earlier)
+        event = CENTRAL.charge_after(earlier)
         earlier.append(CENTRAL)
         charges.append((event, 1))
     assert compose(charges, 1e-5).epsilon >= 2.0 - 1e-4
-    assert LOCAL.beside([LOCAL] * 5) == LOCAL, "reports are randomised one by one"
+    assert LOCAL.charge_after([LOCAL] * 5) == LOCAL, "reports are randomized one by one"
     assert CENTRAL.for_clients(4) == (PureEvent(0.4, "central"), 1)
     assert LOCAL.for_clients(4) == (LOCAL, 4)
 
@@ -140,7 +140,7 @@ def test_in_a_cohort_of_fixed_size_one_client_pushes_another_out():
 
 def test_replacing_is_leaving_out_and_taking_in():
     assert PureEvent(0.5, "central", "add-remove").under("replace-one") == PureEvent(1.0, "central")
-    with pytest.raises(InputError, match="says nothing about leaving"):
+    with pytest.raises(InputError, match="does not bound the removal"):
         CENTRAL.under("add-remove")
     assert other_adjacency([(CENTRAL, 3)], 1e-5) == (None, NOT_LEFT_OUT)
     turned, _ = other_adjacency([(PureEvent(0.5, "central", "add-remove"), 1)], 0.0)

@@ -24,8 +24,8 @@ def hockey_stick(q: float, up: float, low: float, epsilon: float) -> float:
     """δ(ε) between (1−q)N(0,1) + qN(up,1) and (1−q)N(0,1) + qN(low,1), by the trapezoid rule on 400 000 points."""
     x = np.linspace(min(0, up, low) - 12, max(0, up, low) + 12, 400_001)
 
-    def density(centre: float) -> np.ndarray:
-        return ((1 - q) * np.exp(-(x**2) / 2) + q * np.exp(-((x - centre) ** 2) / 2)) / math.sqrt(2 * math.pi)
+    def density(center: float) -> np.ndarray:
+        return ((1 - q) * np.exp(-(x**2) / 2) + q * np.exp(-((x - center) ** 2) / 2)) / math.sqrt(2 * math.pi)
 
     return float(np.trapezoid(np.maximum(0.0, density(up) - math.exp(epsilon) * density(low)), x))
 
@@ -52,8 +52,8 @@ def test_no_other_pair_of_clients_is_worse_than_the_opposite_one(q, r):
     cell = (grid[1] - grid[0]) ** 2 / (2 * math.pi)
 
     def density(angle: float, norm: float) -> np.ndarray:
-        centred = np.exp(-((x - norm * math.cos(angle)) ** 2 + (y - norm * math.sin(angle)) ** 2) / 2)
-        return (1 - q) * np.exp(-(x * x + y * y) / 2) + q * centred
+        centered = np.exp(-((x - norm * math.cos(angle)) ** 2 + (y - norm * math.sin(angle)) ** 2) / 2)
+        return (1 - q) * np.exp(-(x * x + y * y) / 2) + q * centered
 
     upper = density(0.0, r)
     for epsilon in (0.05, 0.5, 1.5):
@@ -103,7 +103,7 @@ def test_rdp_of_opacus_is_never_below_ours():
 )
 def test_extreme_settings_have_short_grids_and_do_not_raise(z, q, rounds, adjacency):
     event = central(z, rate=q, adjacency=adjacency)
-    counts = [(pld.Round.of(event), rounds)]
+    counts = [(pld.GaussianRound.of(event), rounds)]
     step, _ = pld._grid(counts)
     spread, reach = pld._loss_spread(counts[0][0])
     # The step is rounded down to a power of two, so a grid may be twice as long as its limit.
@@ -154,7 +154,7 @@ def test_poisson_uses_the_joint_norm_of_all_queries():
 
 def test_rounds_with_changing_clips_are_one_distribution_which_composes_with_full_rounds():
     clips = np.random.default_rng(5).uniform(0.01, 10, 40)
-    assert len({pld.Round.of(central(3.0, rate=0.1, clip=float(c))) for c in clips}) == 1
+    assert len({pld.GaussianRound.of(central(3.0, rate=0.1, clip=float(c))) for c in clips}) == 1
     changing = compose([(central(3.0, rate=0.1, clip=float(c)), 1) for c in clips], 1e-5).epsilon
     assert changing == pytest.approx(compose([(central(3.0, rate=0.1), 40)], 1e-5).epsilon, rel=1e-9)
     with_full = compose([(central(3.0, rate=0.1), 40), (central(10.0), 3)], 1e-5).epsilon
@@ -162,13 +162,13 @@ def test_rounds_with_changing_clips_are_one_distribution_which_composes_with_ful
     assert changing < with_full < halves
     for kind in ("poisson", "fixed"):
         full = GaussianEvent("central", "replace-one", central(5.0).queries, Sampling(kind, 1.0))
-        assert pld.Round.of(full) == pld.Round.of(central(5.0))
+        assert pld.GaussianRound.of(full) == pld.GaussianRound.of(central(5.0))
     assert compose([(central(0.0, rate=0.1), 3)], 1e-5).epsilon == math.inf
 
 
 @pytest.mark.parametrize(("adjacency", "shift"), [("replace-one", 2.0), ("add-remove", 1.0)])
 def test_the_grid_of_a_round_in_which_nearly_everybody_takes_part_is_as_wide_as_a_full_rounds(adjacency, shift):
-    nearly, full = (pld.Round(adjacency, kind, 1 - 1e-12, 0.5, shift * 0.5) for kind in ("poisson", "full"))
+    nearly, full = (pld.GaussianRound(adjacency, kind, 1 - 1e-12, 0.5, shift * 0.5) for kind in ("poisson", "full"))
     assert pld._loss_spread(nearly)[0] == pytest.approx(pld._loss_spread(full)[0], rel=1e-9)
 
 
@@ -193,7 +193,7 @@ def test_rounds_composed_in_two_stages_are_all_there(n):
 
 @pytest.mark.parametrize("z", [0.7, 5.0])
 def test_renyi_of_poisson_rounds_is_that_of_dp_accounting_at_their_noise(z):
-    item = pld.Round.of(central(z, rate=0.1, adjacency="add-remove"))
+    item = pld.GaussianRound.of(central(z, rate=0.1, adjacency="add-remove"))
     accountant = rdp_privacy_accountant.RdpAccountant(pld._ORDERS, ADD_REMOVE)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(z)), 100)
     # The round's shift is rounded up in its ninth digit or beyond.
@@ -208,7 +208,9 @@ def test_renyi_of_poisson_rounds_is_that_of_dp_accounting_at_their_noise(z):
 def test_renyi_of_rounds_that_nothing_amplifies_is_that_of_the_gaussian(item):
     """α·μ²/2, with μ the shift of the client that a fixed-size cohort pushes out counted in."""
     mu = 2.0 / item.queries[0].noise
-    assert pld._rdp_one_round(pld.Round.of(item)) == pytest.approx(np.array(pld._ORDERS) * mu**2 / 2.0, rel=1e-6)
+    assert pld._rdp_one_round(pld.GaussianRound.of(item)) == pytest.approx(
+        np.array(pld._ORDERS) * mu**2 / 2.0, rel=1e-6
+    )
 
 
 def rdp_bound(mu, delta, runs):

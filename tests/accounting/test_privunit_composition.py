@@ -78,8 +78,8 @@ def test_50_rounds_match_50_digits():
     assert accountant.delta([(PAPER, rounds)], epsilon) == pytest.approx(float(exact), rel=1e-9)
 
 
-def test_agrees_with_dp_accounting_on_randomised_response():
-    """Two levels (k = 1) and no direction are randomised response, which dp-accounting composes on a grid."""
+def test_agrees_with_dp_accounting_on_randomized_response():
+    """Two levels (k = 1) and no direction are randomized response, which dp-accounting composes on a grid."""
     event = PrivUnitEvent(p=0.5, cap=0.5, epsilon2=1.0, k=1, nominal=1.0)
     noise = 2.0 / (math.exp(1.0) + 1.0)
     theirs = privacy_loss_distribution.from_randomized_response(
@@ -111,7 +111,7 @@ def test_beyond_the_exact_limit_a_named_sound_bound_stands_in(rounds):
     assert expected < total.epsilon < 6.0 * rounds
 
 
-def test_many_releases_of_randomised_response_cost_about_half_the_square_of_their_epsilons():
+def test_many_releases_of_randomized_response_cost_about_half_the_square_of_their_epsilons():
     """No loss of theirs is 0. RDP: Tε²/2 = 50, and √(2·T·ε²·log(1/δ)) = 48."""
     total = compose([(PureEvent(0.02, "local"), 250_000)], 1e-5)
     assert (total.accountant, total.exact) == (accountant.RENYI_BOUND, False)
@@ -125,7 +125,7 @@ def test_many_different_mechanisms_fall_back_and_stay_below_the_pure_sum():
     assert 0.0 < total.epsilon < accountant.pure_epsilon(charges)
 
 
-def test_overlapping_caps_are_charged_as_randomised_response():
+def test_overlapping_caps_are_charged_as_randomized_response():
     event = PrivUnitEvent(p=0.9, cap=0.6, epsilon2=1.0, k=2, nominal=3.0)
     direction = event.losses()[0]
     assert direction.up == pytest.approx(1 / (1 + math.exp(-event.direction_epsilon)))

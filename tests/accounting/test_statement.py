@@ -124,7 +124,7 @@ def test_local_text_shows_both_readers_and_what_the_second_figure_rests_on():
     assert re.search(r"against readers of the models +0\.3051 +2\.6242 +exact", case.text)
     assert "at least 1000 clients in every round add their noise as promised and keep it to themselves" in case.text
     assert "There is no add-remove figure" in case.text
-    assert "nobody has to be trusted" in case.text
+    assert "no one has to be trusted" in case.text
     assert "very weak" in case.text
     assert "With no delta at all the total is epsilon = 300.0000" in CASES["privunit"].text
     few = CASES["local, few report"]

@@ -15,7 +15,7 @@ from dpfedexp import Sgd, dp_scaffold, train
 from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, views
 from dpfedexp.accounting.events import from_json, to_json
 from dpfedexp.accounting.events import privunit as exact_event
-from dpfedexp.core.sums import within_clip
+from dpfedexp.core.sums import within_clip_vote
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
@@ -83,7 +83,7 @@ MECHANISMS = [
         (0.6, 40.0),
         ("replace-one", "add-remove"),
         ((None, None), ("free", None), ("paper", 0.3), ("paper", 40.0)),
-        ((), (within_clip(9.0),)),
+        ((), (within_clip_vote(9.0),)),
     )
 ]
 
@@ -136,7 +136,7 @@ def test_events_that_leave_fields_out_get_sound_figures():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("attained", 1), ("beside_sum", "all"), ("other_mu", "0.1"), ("other_mu", math.nan)]
+    ("field", "value"), [("attained", 1), ("beyond_sum", "all"), ("other_mu", "0.1"), ("other_mu", math.nan)]
 )
 def test_a_wrong_field_of_an_event_is_a_sentence(field, value):
     with pytest.raises(InputError, match=field):
@@ -241,7 +241,7 @@ def test_exact_is_said_only_of_what_is_exact(charges, exact):
 
 
 def clones_delta(epsilon0: float, n: int, epsilon: float) -> float:
-    """δ(ε) of n shuffled reports of binary randomised response at ε₀, the others' inputs all 0: a lower bound for any theorem.
+    """δ(ε) of n shuffled reports of binary randomized response at ε₀, the others' inputs all 0: a lower bound for any theorem.
 
     What is seen is how many said 1: the protected client's answer and Binomial(n − 1, p) others.
     """
@@ -256,7 +256,7 @@ def clones_delta(epsilon0: float, n: int, epsilon: float) -> float:
 
 @pytest.mark.parametrize("epsilon0", [0.1, 0.5, 1.0, 1.3])
 @pytest.mark.parametrize("n", [1000, 20_000])
-def test_the_bound_covers_shuffled_randomised_response(epsilon0, n):
+def test_the_bound_covers_shuffled_randomized_response(epsilon0, n):
     epsilon = views.amplified(epsilon0, n, 1e-6)
     assert 0 < epsilon <= epsilon0
     assert clones_delta(epsilon0, n, epsilon) <= 1e-6
@@ -286,8 +286,8 @@ def test_rounds_compose_to_more_than_one_and_less_than_their_sum():
         assert found.epsilon_round == totals[0], "one round is the dearest of them"
 
 
-def test_composition_covers_the_exact_one_of_randomised_response_with_failures():
-    """Kairouz, Oh and Viswanath: δ = 1 − (1 − δ₁)^T·(1 − δ'), with δ' that of T randomised responses."""
+def test_composition_covers_the_exact_one_of_randomized_response_with_failures():
+    """Kairouz, Oh and Viswanath: δ = 1 − (1 − δ₁)^T·(1 − δ'), with δ' that of T randomized responses."""
     event, n, delta, rounds = exact_event(0.2, 0.2, 0.1), 50_000, 1e-6, 30
     share = delta / (2 * rounds)
     one = views.amplified(event.epsilon, n, share)

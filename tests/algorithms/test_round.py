@@ -8,7 +8,7 @@ import torch
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold
 from dpfedexp.algorithms.round import State, advance
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.sums import WITHIN
+from dpfedexp.core.sums import WITHIN_CLIP
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, Release
 
@@ -45,7 +45,7 @@ def test_the_reported_model_is_the_mean_of_the_newest_iterates_and_of_no_older_o
 
 def test_an_adaptive_clip_moves_by_its_own_rule_and_reaches_the_mechanism():
     algorithm = cdp_fedexp(clip=AdaptiveClip(initial=1.0), noise_multiplier=2.0)
-    state, _ = advance(algorithm, Release(MEANS[0], 0.5, {WITHIN: 0.9}, 1.0), start())
+    state, _ = advance(algorithm, Release(MEANS[0], 0.5, {WITHIN_CLIP: 0.9}, 1.0), start())
     assert state.radius == algorithm.clip.update(1.0, 0.9)
     assert state.radius < 1.0  # nine in ten were within, more than the rule's median
     assert MECHANISM.at_radius(state.radius).clip == state.radius
@@ -83,7 +83,7 @@ def test_without_a_share_every_client_took_part_so_nothing_old_is_kept():
 def test_what_a_release_or_a_caller_leaves_out_is_a_sentence():
     """Errors and no asserts, so that `python -O` says the same."""
     adaptive = cdp_fedexp(clip=AdaptiveClip(initial=1.0), noise_multiplier=2.0)
-    with pytest.raises(InputError, match="the release has no count of the updates within it"):
+    with pytest.raises(InputError, match="the release has no vote on the updates within it"):
         advance(adaptive, Release(MEANS[0], 0.5, {}, 1.0), start())
     with pytest.raises(InputError, match="tau_eta_l is missing"):
         advance(dp_scaffold(clip=1.0, noise_multiplier=2.0), release(MEANS[0]), start(control=W))

@@ -20,9 +20,9 @@ MADE = Result("mechanism", "a mechanism", "μ", 0.9, 1.0, CONFIDENCE, power=Powe
 def test_rates_are_bounded_as_clopper_and_pearson_say(successes, trials):
     failure, count = 0.01, np.array(float(successes))
     low, high = bounds.rate_at_least(count, trials, failure), bounds.rate_at_most(count, trials, failure)
-    least = beta.ppf(failure, successes, trials - successes + 1) if successes else 0.0
+    smallest = beta.ppf(failure, successes, trials - successes + 1) if successes else 0.0
     most = beta.ppf(1 - failure, successes + 1, trials - successes) if successes < trials else 1.0
-    assert (float(low), float(high)) == pytest.approx((least, most), abs=1e-12)
+    assert (float(low), float(high)) == pytest.approx((smallest, most), abs=1e-12)
     assert successes == 0 or binom.sf(successes - 1, trials, low) <= failure * (1 + 1e-6)
     assert successes == trials or binom.cdf(successes, trials, high) <= failure * (1 + 1e-6)
 
@@ -69,7 +69,7 @@ def test_a_tight_claim_gives_what_is_expected(mu, score):
         for _ in range(10)
     ]
     assert np.mean(found) == pytest.approx(power.expected, rel=0.07)
-    assert min(found) > power.least > 0
+    assert min(found) > power.minimum > 0
 
 
 def test_a_sampled_client_is_found_as_often_as_expected():
@@ -82,7 +82,7 @@ def test_a_sampled_client_is_found_as_often_as_expected():
 
     found = [lower_bound(world(1), world(-1), epsilon_score(0.01), CONFIDENCE).value for _ in range(5)]
     assert np.mean(found) == pytest.approx(power.expected, rel=0.15)
-    assert min(found) > power.least
+    assert min(found) > power.minimum
 
 
 def test_power_grows_with_samples_and_shift():
@@ -104,7 +104,7 @@ def test_power_grows_with_samples_and_shift():
         ({"lower": 0.3, "one_sided": True}, "holds", False),
         ({"lower": 1.1, "one_sided": True}, "BROKEN", True),
         ({"power": None}, "NO POWER", True),
-        ({"power": None, "sees": "≥ 0.1"}, "holds", False),
+        ({"power": None, "detects": "≥ 0.1"}, "holds", False),
     ],
 )
 def test_an_outcome_is_one_of_three_and_only_holding_passes(change, outcome, fails):

@@ -22,7 +22,7 @@ def guesses_of_a_gaussian(mu, canaries, guesses, chance):
     return int(coins[order[canaries - half :]].sum() + (~coins[order[:half]]).sum())
 
 
-def test_guesses_of_randomised_response_prove_its_epsilon_and_no_more():
+def test_guesses_of_randomized_response_prove_its_epsilon_and_no_more():
     """Every canary's coin is shown with the bias of ε = 2, so that no attacker can be better than that."""
     chance = np.random.default_rng(2)
     epsilon, canaries = 2.0, 4000

@@ -11,7 +11,7 @@ import torch
 
 from dpfedexp.audit import audit_density, audit_mechanism, standard_cases
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.sums import WITHIN, collected
+from dpfedexp.core.sums import WITHIN_CLIP, sum_shares
 from dpfedexp.mechanisms import CentralGaussian, PrivUnit, privunit
 from dpfedexp.mechanisms.base import make_sums
 
@@ -106,35 +106,35 @@ def clipping_after_averaging(honest, self, report):
     """One long update moves the sum as far as it likes."""
     total = report.vector.sum(0, dtype=torch.float64)
     inside = clip(total[None], len(report.vector) * self.clip).vectors[0]
-    return make_sums(inside, None, collected(report.votes, self.votes), len(report.vector))
+    return make_sums(inside, None, sum_shares(report.votes, self.votes), len(report.vector))
 
 
 def weights_by_examples(honest, self, report):
     """The last client holds twice as many examples as the others."""
     rows = clip(report.vector, self.clip).vectors
     total = rows.sum(0, dtype=torch.float64) + rows[-1]
-    return make_sums(total, None, collected(report.votes, self.votes), len(rows))
+    return make_sums(total, None, sum_shares(report.votes, self.votes), len(rows))
 
 
 def rounding_out_of_the_ball(honest, self, report):
     """A grid so coarse, and rounding so wrong, that vectors leave the ball."""
     rows = clip(report.vector, self.clip).vectors
     coarse = rows.sign() * (rows.abs() / self.clip / 0.75).ceil() * 0.75 * self.clip
-    return make_sums(coarse.sum(0, dtype=torch.float64), None, collected(report.votes, self.votes), len(rows))
+    return make_sums(coarse.sum(0, dtype=torch.float64), None, sum_shares(report.votes, self.votes), len(rows))
 
 
 def denominators_by_survivors(honest, self, sums, denominator, *noises):
     return honest(self, sums, float(sums.count), *noises)
 
 
-def count_that_is_not_centred(honest, self, sums, *given):
+def count_that_is_not_centered(honest, self, sums, *given):
     """A client that leaves moves each sum by one, and not by a half."""
     return honest(self, replace(sums, votes=sums.votes + 0.5 * sums.count), *given)
 
 
 def count_without_noise(honest, self, sums, denominator, *noises):
     true = 0.5 + float(sums.votes[0]) / denominator
-    return replace(honest(self, sums, denominator, *noises), votes={WITHIN: true})
+    return replace(honest(self, sums, denominator, *noises), votes={WITHIN_CLIP: true})
 
 
 def votes_that_are_trusted(honest, self, report):
@@ -162,7 +162,7 @@ BUGS = [
     (weights_by_examples, "collect", [CENTRAL], SAMPLES),
     (rounding_out_of_the_ball, "collect", [CENTRAL], SAMPLES),
     (denominators_by_survivors, "release", [CENTRAL + ", add-remove"], SAMPLES),
-    (count_that_is_not_centred, "release", [COUNT, VOTES + ", add-remove"], SAMPLES),
+    (count_that_is_not_centered, "release", [COUNT, VOTES + ", add-remove"], SAMPLES),
     (count_without_noise, "release", [COUNT + ", secure"], FEW),
     (votes_that_are_trusted, "collect", [VOTES, VOTES + ", add-remove", VOTES + ", secure"], FEW),
     (quarter_of_the_noise_on_one_vote, "release", [VOTES, VOTES + ", add-remove"], SAMPLES),
@@ -205,7 +205,7 @@ def test_planted_with_probability_gamma_is_caught():
     assert any(result.outcome == "BROKEN" for result in found)
 
 
-def test_planted_shell_of_zero_density_is_caught_by_its_law_and_by_the_ratio_that_is_learnt(monkeypatch):
+def test_planted_shell_of_zero_density_is_caught_by_its_law_and_by_the_ratio_that_is_learned(monkeypatch):
     """Draws inside the cap from 0.8·q instead of q: no report of a client falls into the shell between, so ε is infinite.
 
     The ratio that is claimed sees nothing: it only asks for the cap.
@@ -221,7 +221,7 @@ def test_planted_shell_of_zero_density_is_caught_by_its_law_and_by_the_ratio_tha
     found = audit_density(PrivUnit(0.3, 50), SAMPLES, 11, CONFIDENCE)
     assert [r.unit for r in found if r.outcome == "BROKEN"] == ["law of the height inside the cap"]
     found = audit_mechanism(CASES["PrivUnit, exact γ"], 200_000, 11, CONFIDENCE)
-    assert [r.name for r in found if r.outcome == "BROKEN"] == ["PrivUnit, exact γ, learnt"]
+    assert [r.name for r in found if r.outcome == "BROKEN"] == ["PrivUnit, exact γ, learned"]
 
 
 def test_planted_cap_probability_above_the_claim_is_caught():

@@ -14,7 +14,7 @@ from dpfedexp.audit.mechanisms import audit_noise
 from dpfedexp.audit.runs import audit_history, balanced_signs, bounds, observe, participation, repetition
 from dpfedexp.core import noise as noise_module
 from dpfedexp.core.noise import KeyedNoise, Streams, SystemStreams
-from dpfedexp.core.sums import WITHIN
+from dpfedexp.core.sums import WITHIN_CLIP
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import central_gaussian as secure_gaussian
@@ -126,7 +126,7 @@ def changed_release(monkeypatch, change):
 def test_planted_adaptive_clip_that_follows_the_true_count_is_caught(monkeypatch):
     changed_release(
         monkeypatch,
-        lambda release, sums, m: replace(release, votes={WITHIN: 0.5 + float(sums.votes[0]) / m}),
+        lambda release, sums, m: replace(release, votes={WITHIN_CLIP: 0.5 + float(sums.votes[0]) / m}),
     )
     assert outcomes(audit_history("adaptive clip", 5, CONFIDENCE, rounds=500)) == {"BROKEN"}
 
@@ -174,13 +174,13 @@ def test_planted_state_that_travels_between_clients_is_caught(monkeypatch):
     """As if the module had kept something of the first client when the second one trained."""
     honest = Simulation.collect
 
-    def travelling(self, request, cohort):
+    def traveling(self, request, cohort):
         answer = honest(self, request, cohort)
         first, _ = self.task.clients.gather(cohort[:1], torch.zeros((1, 1), dtype=torch.int64))
         kept = float(first.sum() > 0) * 2.0**-20 * (len(cohort) - 1)
         return replace(answer, sums=replace(answer.sums, vector=answer.sums.vector + kept))
 
-    monkeypatch.setattr(Simulation, "collect", travelling)
+    monkeypatch.setattr(Simulation, "collect", traveling)
     name = "a module without state"
     assert [r.outcome for r in isolation.audit_module(name, isolation.modules()[name], 0)] == ["BROKEN", "holds"]
 
@@ -246,7 +246,7 @@ def test_planted_chacha_that_goes_on_after_a_fork_is_caught(monkeypatch):
         (lambda drawn: drawn[:, :4].repeat(1, drawn.shape[1] // 4 + 1)[:, : drawn.shape[1]], CORRELATED),
         (lambda drawn: drawn + 0.7 * drawn.roll(1, dims=1), CORRELATED),
     ],
-    ids=["a tenth too small", "another law", "repeated every 4 coordinates", "neighbours alike"],
+    ids=["a tenth too small", "another law", "repeated every 4 coordinates", "neighbors alike"],
 )
 def test_planted_system_noise_of_another_law_is_caught(monkeypatch, change, unit):
     honest = noise_module.ChaChaNoise.normal

@@ -11,7 +11,7 @@ TINY = {"data": {"clients": 60, "dimension": 5}, "run": {"rounds": 4}}
 
 
 def test_demo_ends_with_its_report_and_its_summary(tmp_path, monkeypatch):
-    full, run_all = demo.settings, processes.run_all
+    full, run_all = demo.settings, processes.run_jobs
 
     def tiny(*names):
         settings = full(*names)
@@ -20,7 +20,7 @@ def test_demo_ends_with_its_report_and_its_summary(tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(demo, "settings", tiny)
-    monkeypatch.setattr(processes, "run_all", lambda work, jobs, text: run_all(work, jobs, text, workers=1))
+    monkeypatch.setattr(processes, "run_jobs", lambda work, jobs, text: run_all(work, jobs, text, workers=1))
     done = CliRunner().invoke(app, ["demo", "--seeds", "2", "--out", str(tmp_path / "demo")], catch_exceptions=False)
     assert done.exit_code == 0
     assert done.output.rstrip().endswith("report.html")

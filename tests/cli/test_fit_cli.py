@@ -44,7 +44,7 @@ def fit(*arguments):
 def test_a_folder_of_fit_names_what_was_chosen_verifies_and_makes_a_page(place):
     fit("classes.npz", "--rounds", 3, "--out", "run")
     claim = json.loads((place / "run" / "privacy.json").read_text())
-    assert any("the local rate" in fact for fact in claim["chosen"])
+    assert any("the local rate" in fact for fact in claim["choices"])
     assert (claim["rounds"], claim["delta"]) == (3, 1e-5)
     assert claim["epsilon_total"] <= 8.0
     settings = load(place / "run" / "config.toml")
@@ -57,7 +57,7 @@ def test_a_folder_of_fit_names_what_was_chosen_verifies_and_makes_a_page(place):
     verified = call("privacy", "verify", "run")
     assert verified.exit_code == 0, verified.output
     assert "FAILED" not in verified.output
-    assert "Nobody tuned this run" in call("privacy", "explain", "run").output
+    assert "This run chose its own settings" in call("privacy", "explain", "run").output
     assert call("report", "run").exit_code == 0
     ledger = [json.loads(line) for line in (place / "run" / "ledger.jsonl").read_text().splitlines()[1:]]
     assert [entry["round"] for entry in ledger if "event" in entry] == [0, 0, 1, 1, 2, 3]
@@ -98,16 +98,16 @@ def test_an_interrupted_fit_goes_on_and_ends_like_a_whole_one(place, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "give one of"),
-        (["classes.npz", "--data-set", "mnist"], "give one of"),
+        ([], "pass either"),
+        (["classes.npz", "--data-set", "mnist"], "pass either"),
         (["nobody.npz"], "no array 'client'"),
         (["images.npz"], "name a network with --model"),
         (["nothing.npz"], "does not exist"),
         (["classes.npz", "--model", "mpl"], "Did you mean 'mlp'"),
         (["classes.npz", "--secure", "--population", M], "--classes is missing"),
         (["classes.npz", "--secure", "--classes", 2], "population is missing"),
-        (["classes.npz", "--set", "local.lr=1"], "fit chooses the algorithm and the local steps itself"),
-        (["classes.npz", "--resume"], "--resume is given without --out"),
+        (["classes.npz", "--set", "local.lr=1"], "fit chooses algorithm and local steps"),
+        (["classes.npz", "--resume"], "--resume needs --out"),
         (["classes.npz", "--adjacency", "add-remove"], "population is missing"),
         (["--data-set", "mnits"], "Did you mean 'mnist'"),
     ],

@@ -107,7 +107,7 @@ def test_noise_costs_its_target_per_round_or_in_total():
 
 def test_rounds_is_the_last_that_fits():
     assert call_json("rounds", "--epsilon", 15.4562, "--noise-multiplier", 5)["rounds"] == 50
-    with pytest.raises(InputError, match="pays for no round"):
+    with pytest.raises(InputError, match="less than one round costs"):
         call("rounds", "--epsilon", 0.01, "--noise-multiplier", 5)
 
 

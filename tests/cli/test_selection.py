@@ -122,7 +122,7 @@ def test_a_selection_that_was_killed_shows_nothing_and_goes_on_with_the_same_dra
     assert oct(draw.parent.stat().st_mode)[-3:] == "700"
     charged = sum(len(Ledger.open(path, read_only=True)) for path in private.rglob("ledger.jsonl"))
     other = sweep(file, "--grid", "algorithm.clip=0.5,3", "--repeats", "3", "--out", out)
-    assert "was begun with other settings" in str(other.exception)
+    assert "was started with other settings" in str(other.exception)
     assert draw.read_text() == before
     kept = tmp_path / "kept"
     shutil.copytree(draw.parent, kept)
@@ -192,7 +192,7 @@ def test_two_processes_do_not_go_on_with_one_selection(file, tmp_path, drawn, mo
 
     monkeypatch.setattr(trials, "_train", meanwhile)
     assert sweep(file, *GRID, "--out", tmp_path / "out").exit_code == 0
-    assert "another process goes on with this selection" in said[1]
+    assert "another process is running this selection" in said[1]
 
 
 def test_a_private_folder_inside_the_one_that_is_shown_is_refused(file, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import get_args, get_type_hints
 
 from dpfedexp.accounting.events import ADJACENCIES, Sampling
-from dpfedexp.cli.privacy import Round
+from dpfedexp.cli.privacy import RoundOptions
 from dpfedexp.mechanisms.privunit import GammaRule
 
 SLOW = {"torch", "scipy", "numpy", "matplotlib", "pydantic", "flwr", "dp_accounting", "jinja2", "safetensors", "mpmath"}
@@ -62,7 +62,7 @@ def test_accounting_without_sampling_imports_of_what_is_slow_only_special_functi
 
 
 def test_the_choices_that_flags_offer_are_those_of_the_rooms():
-    offered = {name: get_args(hint) for name, hint in get_type_hints(Round).items()}
+    offered = {name: get_args(hint) for name, hint in get_type_hints(RoundOptions).items()}
     assert set(offered["adjacency"]) == set(ADJACENCIES)
     assert all(Sampling(kind, 0.5).rate == 0.5 for kind in offered["sampling"])
     assert set(offered["gamma"]) <= set(get_args(GammaRule))

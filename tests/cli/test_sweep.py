@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from dpfedexp.accounting import GaussianEvent, Ledger, NonPrivateEvent, compose, gdp
 from dpfedexp.accounting.events import central_gaussian, privunit
 from dpfedexp.cli import app
-from dpfedexp.cli.trials import Plan, Trial, _train, price, trials
+from dpfedexp.cli.trials import Sweep, Trial, _train, price, trials
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.errors import InputError
 from tests.cli.conftest import FILE
@@ -226,6 +226,6 @@ def test_a_wrong_grid_is_refused(grid, sentence):
 
 
 def test_a_run_of_a_sweep_is_a_process_of_its_own(file, tmp_path):
-    plan = Plan(file, tmp_path / "out")
+    plan = Sweep(file, tmp_path / "out")
     assert _train(plan, Trial((), 0), 1) == ""
     assert plan.is_finished(Trial((), 0))

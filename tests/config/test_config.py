@@ -11,8 +11,8 @@ from dpfedexp.algorithms.round import FixedSize, Poisson
 from dpfedexp.cli.train import TEMPLATE
 from dpfedexp.config import Settings, load, parse, problem, schema
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.local import OPTIMISERS
-from tests.optimisers import HeavyBall
+from dpfedexp.core.local_optimizer import OPTIMIZERS
+from tests.optimizers import HeavyBall
 
 
 def write(folder, text):
@@ -53,8 +53,8 @@ def test_overrides_are_read_as_toml_values_and_win(tmp_path):
         ({"algorithm": {"clip": "adaptiv"}}, "algorithm.clip is 'adaptiv'; it must be a valid number or 'adaptive'."),
         ({"local": {"max_examples": True}}, "local.max_examples is True; it must be a valid integer."),
         ({"local": {"max_examples": 2.5}}, "local.max_examples is 2.5; it must be a valid integer."),
-        ({"local": {"optimiser": "sdg"}}, "local.optimiser is 'sdg', which does not exist. Did you mean 'sgd'?"),
-        ({"local": {"optimizer": "sgd"}}, "local.optimizer is not a setting of 'sgd'. Did you mean 'optimiser'?"),
+        ({"local": {"optimizer": "sdg"}}, "local.optimizer is 'sdg', which does not exist. Did you mean 'sgd'?"),
+        ({"local": {"optimzer": "sgd"}}, "local.optimzer is not a setting of 'sgd'. Did you mean 'optimizer'?"),
         ({"local": {"stepz": 3}}, "local.stepz is not a setting of 'sgd'. Did you mean 'steps'?"),
         ({"local": {"lr": "aut"}}, "local.lr is 'aut'; it must be a valid number or 'auto'."),
         (
@@ -72,9 +72,9 @@ def test_a_wrong_setting_is_one_sentence_that_names_it(tree, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_local_optimiser_with_settings_of_its_own_needs_a_line_in_the_registry_and_no_more(monkeypatch):
-    monkeypatch.setitem(OPTIMISERS, "heavy-ball", HeavyBall)
-    given = {"optimiser": "heavy-ball", "momentum": 0.5, "nesterov": True, "epochs": 2, "lr": 0.3}
+def test_a_local_optimizer_with_settings_of_its_own_needs_a_line_in_the_registry_and_no_more(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "heavy-ball", HeavyBall)
+    given = {"optimizer": "heavy-ball", "momentum": 0.5, "nesterov": True, "epochs": 2, "lr": 0.3}
     settings = parse({"local": given})
     assert settings.build_local() == HeavyBall(lr=0.3, epochs=2, momentum=0.5, nesterov=True)
     assert parse(tomllib.loads(settings.to_toml())) == settings
@@ -86,7 +86,7 @@ def test_a_local_optimiser_with_settings_of_its_own_needs_a_line_in_the_registry
         with pytest.raises(InputError, match=re.escape(words)):
             parse({"local": given | wrong})
     with pytest.raises(InputError, match=r"local\.momentum is not a setting of 'adamw'"):
-        parse({"local": {"optimiser": "adamw", "momentum": 0.5}})
+        parse({"local": {"optimizer": "adamw", "momentum": 0.5}})
 
 
 def test_a_file_names_momentum_adamw_bounds_and_schedules():
@@ -94,7 +94,7 @@ def test_a_file_names_momentum_adamw_bounds_and_schedules():
     settings = parse({"local": {**given, "schedule": {"kind": "cosine", "rounds": 9, "warm_up": 1}}})
     assert settings.build_local() == Sgd(**given, schedule=CosineRate(rounds=9, warm_up=1))
     assert parse(tomllib.loads(settings.to_toml())) == settings
-    assert parse({"local": {"optimiser": "adamw", "beta2": 0.99}}).build_local() == AdamW(lr=0.1, steps=10, beta2=0.99)
+    assert parse({"local": {"optimizer": "adamw", "beta2": 0.99}}).build_local() == AdamW(lr=0.1, steps=10, beta2=0.99)
     assert "momentum" not in parse({"local": {"lr": 0.1}}).to_toml(), "what a file does not say is not written"
     for wrong, words in (
         ("cosine", "local.schedule is 'cosine'; it must name its kind"),

@@ -143,11 +143,11 @@ def test_the_quantile_falls_with_the_noise_and_is_a_number_once_it_is_settled():
     assert quantiles == sorted(quantiles, reverse=True)
     assert (quantiles[0], quantiles[3], quantiles[-1]) == (0.9, 0.5, 0.2)
     auto = AdaptiveClip(quantile="auto")
-    with pytest.raises(InputError, match="not settled yet"):
+    with pytest.raises(InputError, match="has no value yet"):
         auto.update(1.0, 0.5)
-    assert auto.settled(0.25).quantile == 0.5
-    assert auto.settled(None).quantile == 0.9
-    assert AdaptiveClip(quantile=0.7).settled(0.25).quantile == 0.7
+    assert auto.resolve_quantile(0.25).quantile == 0.5
+    assert auto.resolve_quantile(None).quantile == 0.9
+    assert AdaptiveClip(quantile=0.7).resolve_quantile(0.25).quantile == 0.7
 
 
 LONG = 3 * BLOCK + 17

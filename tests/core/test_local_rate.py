@@ -6,23 +6,23 @@ import pytest
 import torch
 
 from dpfedexp.core.local_rate import (
+    PRIOR_RATE,
     RADII,
     RATES,
     SCALES,
     SHAKE,
-    USUAL,
+    best_rates,
     best_scale,
-    chosen,
-    located,
+    clip_from_votes,
+    grid_value,
     moves,
-    nearest,
-    on_grid,
-    preferred,
+    nearest_radii,
+    next_rate,
+    rate_for_noise,
+    rate_from_votes,
     rescaled,
     scale_rounds,
     shake_of,
-    slowed,
-    watched,
 )
 
 CLEAN = 1e-6
@@ -42,7 +42,7 @@ def valley(best, floor=0.0):
 @pytest.mark.parametrize("at", range(len(RATES)))
 def test_a_client_finds_its_own_best_rate_wherever_it_is_on_the_grid(at):
     after = valley([RATES[at] * 1.1, RATES[at] * 0.9], 0.5)
-    assert preferred(torch.ones(2).double(), after).tolist() == [at + 1] * 2
+    assert best_rates(torch.ones(2).double(), after).tolist() == [at + 1] * 2
 
 
 def test_a_client_stops_where_its_loss_rises_or_falls_by_more_than_half_and_says_nothing_where_nothing_moves():
@@ -54,7 +54,7 @@ def test_a_client_stops_where_its_loss_rises_or_falls_by_more_than_half_and_says
         second, fifth = 1.0 - 6.0 * rates[1].clamp_max(0.15), -2.0 - rates[4].clamp_max(0.09)
         return torch.stack([first[0], second, before[2], 1.0 + rates[3], fifth, before[5]])
 
-    found = preferred(before, after).tolist()
+    found = best_rates(before, after).tolist()
     grid = [None if place == 0 else RATES[place - 1] for place in found]
     assert grid[0] == pytest.approx(10**-0.5)
     assert grid[1] == pytest.approx(10**-1.5)
@@ -65,7 +65,7 @@ def test_a_client_stops_where_its_loss_rises_or_falls_by_more_than_half_and_says
 
 def test_a_norm_stands_at_the_nearest_radius():
     norms = torch.tensor([0.0, 1e-9, 1.0, 1.7, 1.8, 1e9, math.inf, math.nan])
-    assert nearest(norms).tolist() == [1, 1, 11, 11, 12, len(RADII), len(RADII), 0]
+    assert nearest_radii(norms).tolist() == [1, 1, 11, 11, 12, len(RADII), len(RADII), 0]
 
 
 def heap(bins, at, count=1.0):
@@ -74,15 +74,15 @@ def heap(bins, at, count=1.0):
 
 @pytest.mark.parametrize("at", range(len(RATES)))
 def test_a_clean_histogram_chooses_the_rate_at_which_the_clients_stand(at):
-    assert chosen(heap(len(RATES), at), CLEAN) == pytest.approx(RATES[at], rel=0.4)
-    assert at not in range(3, 10) or chosen(heap(len(RATES), at), CLEAN) == pytest.approx(RATES[at], rel=0.06)
-    assert located(heap(len(RADII), at), CLEAN) == pytest.approx(RADII[at], rel=0.5)
+    assert rate_from_votes(heap(len(RATES), at), CLEAN) == pytest.approx(RATES[at], rel=0.4)
+    assert at not in range(3, 10) or rate_from_votes(heap(len(RATES), at), CLEAN) == pytest.approx(RATES[at], rel=0.06)
+    assert clip_from_votes(heap(len(RADII), at), CLEAN) == pytest.approx(RADII[at], rel=0.5)
 
 
 @pytest.mark.parametrize("other", [0, 10, 12])
 def test_a_second_smaller_heap_moves_nothing(other):
     both = heap(len(RATES), 5, 0.67) + heap(len(RATES), other, 0.33)
-    assert chosen(both, 0.02) == pytest.approx(RATES[5], rel=0.1)
+    assert rate_from_votes(both, 0.02) == pytest.approx(RATES[5], rel=0.1)
 
 
 @pytest.mark.parametrize("answering", [0.4, 1.0])
@@ -91,25 +91,25 @@ def test_noise_of_a_tenth_of_the_clients_on_every_bin_leaves_the_rate_known_to_a
     clean = answering * (heap(len(RATES), 5, 0.3) + heap(len(RATES), 6, 0.4) + heap(len(RATES), 7, 0.3))
     generator = torch.Generator().manual_seed(0)
     noisy = clean + torch.randn(400, len(RATES), generator=generator, dtype=torch.float64) / 10
-    found = torch.tensor([2 * math.log10(chosen(row, 0.1) / RATES[6]) for row in noisy])
+    found = torch.tensor([2 * math.log10(rate_from_votes(row, 0.1) / RATES[6]) for row in noisy])
     assert float(found.mean().abs()) < 0.2
     assert float(found.std()) < (0.4 if answering == 1.0 else 1.3)
 
 
 @pytest.mark.parametrize("votes", [-50.0, 0.0, 0.5, 1.0, 50.0])
 def test_votes_that_are_all_noise_leave_the_usual_rate(votes):
-    found = chosen(torch.full((len(RATES),), votes, dtype=torch.float64), 1000.0)
-    assert found == pytest.approx(USUAL, rel=0.03)
+    found = rate_from_votes(torch.full((len(RATES),), votes, dtype=torch.float64), 1000.0)
+    assert found == pytest.approx(PRIOR_RATE, rel=0.03)
 
 
 def test_the_rate_stays_on_the_grid_whatever_the_votes_are():
     for votes in (-1e9, 1e9, math.nan, math.inf, -math.inf):
-        assert RATES[0] <= chosen(torch.full((len(RATES),), votes, dtype=torch.float64), CLEAN) <= RATES[-1]
-    assert on_grid(RATES, 0.5) == pytest.approx(10**-3.75)
+        assert RATES[0] <= rate_from_votes(torch.full((len(RATES),), votes, dtype=torch.float64), CLEAN) <= RATES[-1]
+    assert grid_value(RATES, 0.5) == pytest.approx(10**-3.75)
 
 
 def test_the_first_guess_is_lower_only_where_noise_is_longer_than_any_update():
-    assert [slowed(0.2, n) for n in (0.0, 0.5, 1.0, 4.0, 64.0)] == pytest.approx([0.2, 0.2, 0.2, 0.1, 0.025])
+    assert [rate_for_noise(0.2, n) for n in (0.0, 0.5, 1.0, 4.0, 64.0)] == pytest.approx([0.2, 0.2, 0.2, 0.1, 0.025])
 
 
 def test_the_rate_is_rescaled_twice_and_never_after_the_last_round():
@@ -143,19 +143,19 @@ def test_factors_that_are_all_noise_leave_the_rate_as_it_is():
 
 
 def test_the_rate_falls_only_where_more_than_a_tenth_is_harmed():
-    assert watched(0.3, 1.0, 1.0, 0.0) == (0.3, 1.0)
-    assert watched(0.3, 0.95, 0.95, 0.0)[0] == 0.3
-    rate, mean = watched(0.3, 1.0, 0.0, 0.0)
+    assert next_rate(0.3, 1.0, 1.0, 0.0) == (0.3, 1.0)
+    assert next_rate(0.3, 0.95, 0.95, 0.0)[0] == 0.3
+    rate, mean = next_rate(0.3, 1.0, 0.0, 0.0)
     assert mean == pytest.approx(0.7)
     assert rate == pytest.approx(0.3 * math.exp(-2 * 0.2))
     rates, mean, rate = [], 1.0, 1.0
     for _ in range(20):
-        rate, mean = watched(rate, mean, 0.5, 0.05)
+        rate, mean = next_rate(rate, mean, 0.5, 0.05)
         rates.append(rate)
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < 1e-4
     for _ in range(100):
-        rate, mean = watched(rate, mean, 0.0, 0.0)
+        rate, mean = next_rate(rate, mean, 0.0, 0.0)
     assert rate == pytest.approx(1e-3 * RATES[0], rel=1e-12), "from which it could still recover"
 
 
@@ -166,6 +166,6 @@ def test_noise_does_not_lower_a_rate_that_helps_everybody(deviation):
     for _ in range(200):
         rate, mean = 1.0, 1.0
         for noise in torch.randn(100, generator=generator).tolist():
-            rate, mean = watched(rate, mean, 1.0 + deviation * noise, deviation)
+            rate, mean = next_rate(rate, mean, 1.0 + deviation * noise, deviation)
         ends.append(rate)
     assert sorted(ends)[20] > 0.7

@@ -18,9 +18,9 @@ from dpfedexp.core.losses import (
     binary_cross_entropy,
     by_name,
     cross_entropy,
+    loss_traits,
     mean_squared_error,
     plain,
-    reading_of,
     resolve,
 )
 from dpfedexp.data import Federation
@@ -189,7 +189,7 @@ def test_functions_of_torch_and_partial_ones_are_taken():
     smooth = resolve(functools.partial(F.cross_entropy, label_smoothing=0.2, reduction="mean"), CLASSES)
     expected = F.cross_entropy(LOGITS, CLASSES, label_smoothing=0.2, reduction="none")
     torch.testing.assert_close(smooth(LOGITS, CLASSES), expected)
-    assert reading_of(smooth).kind == "classes"
+    assert loss_traits(smooth).kind == "classes"
 
 
 def test_a_losss_own_options_are_in_the_name_by_which_a_run_knows_it():

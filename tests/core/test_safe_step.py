@@ -77,8 +77,8 @@ def test_a_zero_or_infinite_mean_has_no_direction():
 
 
 def test_under_noise_alone_drift_has_variance_one_and_evidence_seven_fifths_and_a_drift_that_stays_makes_more():
-    """Neighbouring drifts share one of their four products, so their correlation is ¼, and 1 + 2·λ·¼ = 1.4."""
-    total = step_size.PRIOR
+    """Neighboring drifts share one of their four products, so their correlation is ¼, and 1 + 2·λ·¼ = 1.4."""
+    total = step_size.PRIOR_EVIDENCE
     assert step_size.evidence(total, 0.0)[1] == pytest.approx(0.8 * 2.0), "the prior is two deviations"
     for _ in range(60):
         total, evidence = step_size.evidence(total, 0.5)
@@ -95,8 +95,8 @@ def test_under_noise_alone_drift_has_variance_one_and_evidence_seven_fifths_and_
     assert float((drift[1:] * drift[:-1]).mean()) == pytest.approx(0.25, abs=0.065)
     assert float(evidence.var()) == pytest.approx(1.4, rel=0.135)
     # A share p deviates by √(p/n): six of them again, around 1/22 and 1/44.
-    assert float((evidence > step_size.EVIDENT).double().mean()) == pytest.approx(1 / 22, abs=0.02)
-    assert float((drift < step_size.FAILED).double().mean()) == pytest.approx(1 / 44, abs=0.0065)
+    assert float((evidence > step_size.EVIDENCE_TO_GROW).double().mean()) == pytest.approx(1 / 22, abs=0.02)
+    assert float((drift < step_size.FAILED_DRIFT).double().mean()) == pytest.approx(1 / 44, abs=0.0065)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_three_means_and_eight_numbers_are_remembered_and_others_memory_is_left_
     rounds, total, ceiling, failed, *last = state.memory["step.numbers"].tolist()
     assert (rounds, ceiling, failed, last) == (5.0, math.inf, 0.0, taken[1:])
     # Four drifts of 3 after the prior.
-    assert total == pytest.approx(step_size.PRIOR * 0.8**4 + 3 * (1 + 0.8 + 0.64 + 0.512))
+    assert total == pytest.approx(step_size.PRIOR_EVIDENCE * 0.8**4 + 3 * (1 + 0.8 + 0.64 + 0.512))
     assert float(state.memory["local.rate"]) == 0.1
     assert {name: (value.dtype, tuple(value.shape)) for name, value in state.memory.items() if "step" in name} == shapes
 

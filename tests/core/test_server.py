@@ -1,4 +1,4 @@
-"""The server optimisers against their equations, written out by hand over several rounds."""
+"""The server optimizers against their equations, written out by hand over several rounds."""
 
 import dataclasses
 import math
@@ -108,6 +108,6 @@ def test_a_setting_outside_its_range_is_one_sentence_and_the_ends_are_inside():
     ],
     ids=lambda server: type(server).__name__,
 )
-def test_what_is_no_server_optimiser_is_refused_when_the_algorithm_is_made(server):
+def test_what_is_no_server_optimizer_is_refused_when_the_algorithm_is_made(server):
     with pytest.raises(InputError, match="server"):
         replace(dp_fedavg(clip=1.0, noise_multiplier=2.0), server=server)

@@ -10,7 +10,17 @@ from dpfedexp import cdp_fedexp, dp_fedavg, fedexp, ldp_fedexp
 from dpfedexp.accounting import Sampling, compose
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.noise import step_for
-from dpfedexp.core.sums import Ask, Vote, centred, check_votes, collected, default_noise, estimate, on_lattice, shares
+from dpfedexp.core.sums import (
+    Vote,
+    VoteSpec,
+    check_votes,
+    default_noise,
+    estimate,
+    on_lattice,
+    shares,
+    sum_shares,
+    to_shares,
+)
 from dpfedexp.errors import InputError
 
 LOSS = Vote("loss", -2.0, 8.0, noise=3.0)
@@ -18,14 +28,14 @@ ODD = [1e9, -1e9, math.inf, -math.inf, math.nan, 8.0, -2.0, 8.0000001, 1e308, -1
 
 
 def test_a_share_is_within_a_half_whatever_the_value_and_the_middle_where_it_is_no_number():
-    found = centred(torch.tensor(ODD, dtype=torch.float64), LOSS)
+    found = to_shares(torch.tensor(ODD, dtype=torch.float64), LOSS)
     assert found.dtype == torch.float64
     assert found.tolist() == [0.5, -0.5, 0.5, -0.5, 0.0, 0.5, -0.5, 0.5, 0.5, -0.5, -0.3]
 
 
 def test_the_mean_of_values_inside_the_range_is_estimated_without_bias():
     values = torch.linspace(-2.0, 8.0, 11, dtype=torch.float64)
-    assert estimate(float(centred(values, LOSS).sum()), 11.0, LOSS) == pytest.approx(3.0, abs=1e-14)
+    assert estimate(float(to_shares(values, LOSS).sum()), 11.0, LOSS) == pytest.approx(3.0, abs=1e-14)
     assert estimate(0.0, 7.0, LOSS) == 3.0, "a client that does not answer counts as the middle"
 
 
@@ -34,10 +44,10 @@ def test_one_vote_has_the_noise_that_the_count_of_the_clip_always_had():
         assert default_noise(cohort, z, 1) == max(cohort / 20.0, 5.0 * z)
     for votes, z in itertools.product((2, 3, 8), (0.5, 5.0, 80.0)):
         noise = default_noise(1.0, z, votes)
-        assert 1.0 < (1.0 - votes * (z / (2.0 * noise)) ** 2) ** -0.5 <= 1.01, "a per cent in the smallest cohort"
+        assert 1.0 < (1.0 - votes * (z / (2.0 * noise)) ** 2) ** -0.5 <= 1.01, "a percent in the smallest cohort"
 
 
-ASKS = (Ask("loss", 0.0, 10.0), Ask("loss fell"), Ask("accuracy"))
+ASKS = (VoteSpec("loss", 0.0, 10.0), VoteSpec("loss fell"), VoteSpec("accuracy"))
 
 
 @pytest.mark.parametrize(("epsilon", "votes", "secure"), [(1.0, 2, True), (8.0, 3, False), (16.0, 3, True)])
@@ -84,14 +94,14 @@ def test_local_privacy_refuses_votes_and_without_privacy_they_have_no_noise():
 @pytest.mark.parametrize(
     ("votes", "reason"),
     [
-        ((Ask("loss"), Ask("loss", 0.0, 2.0)), "'loss' twice"),
-        ((Ask("loss"), Ask("within clip")), "adaptive clipping asks by itself"),
-        ((Ask("within clip", 0.0, 2.0),), "adaptive clipping asks by itself"),
-        ((Ask("within clip"),), "adaptive clipping asks by itself"),
+        ((VoteSpec("loss"), VoteSpec("loss", 0.0, 2.0)), "'loss' twice"),
+        ((VoteSpec("loss"), VoteSpec("within clip")), "is the vote of adaptive clipping"),
+        ((VoteSpec("within clip", 0.0, 2.0),), "is the vote of adaptive clipping"),
+        ((VoteSpec("within clip"),), "is the vote of adaptive clipping"),
     ],
 )
 def test_votes_have_names_of_their_own(votes, reason):
-    if votes != (Ask("within clip"),):
+    if votes != (VoteSpec("within clip"),):
         with pytest.raises(InputError, match=reason):
             check_votes(votes)
     with pytest.raises(InputError, match=reason):
@@ -124,10 +134,10 @@ def test_ballots_have_a_row_for_each_client_and_a_column_for_each_vote_that_is_t
 def test_no_client_moves_a_sum_by_more_than_a_half_whatever_it_sends(secure):
     votes = (Vote("within clip", noise=2.0), LOSS)
     known = torch.tensor([[0.5, 0.25], [-0.5, -0.125]], dtype=torch.float64)
-    base = collected(known, votes, secure)
+    base = sum_shares(known, votes, secure)
     for value in ODD:
         sent = torch.cat([known, torch.full((1, 2), value, dtype=torch.float64)])
-        moved = (collected(sent, votes, secure) - base).abs()
+        moved = (sum_shares(sent, votes, secure) - base).abs()
         assert bool((moved <= 0.5).all()), value
         assert bool((moved == 0.0).all()) == (math.isnan(value) or value == 0.0)
 
@@ -135,7 +145,7 @@ def test_no_client_moves_a_sum_by_more_than_a_half_whatever_it_sends(secure):
 def test_a_report_without_its_votes_is_refused():
     for sent in (None, torch.zeros(3), torch.zeros(3, 2)):
         with pytest.raises(InputError, match="votes have shape"):
-            collected(sent, (LOSS,))
+            sum_shares(sent, (LOSS,))
 
 
 @pytest.mark.parametrize("noise", [0.01, 1.0, 50.0, 3e5, 1e9])

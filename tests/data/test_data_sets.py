@@ -20,7 +20,7 @@ import pytest
 import torch
 from tests.sizes import long
 
-from dpfedexp.data import Standardise, data_sets, load_mnist, mnist_federation, read_idx
+from dpfedexp.data import Standardize, data_sets, load_mnist, mnist_federation, read_idx
 from dpfedexp.data.data_sets import DATA_SETS, MNIST_FILES, cache_folder, fetch
 from dpfedexp.errors import InputError
 
@@ -211,10 +211,10 @@ def test_real_mnist_is_what_it_should_be(mnist_folder: Path) -> None:
     arrays = (data.train_images, data.train_labels, data.test_images, data.test_labels)
     for array, (name, md5) in zip(arrays, MNIST_FILES.items(), strict=True):
         assert hashlib.md5(idx_bytes(array.numpy())).hexdigest() == md5, name
-    # The constants of Standardise are the training images' own.
+    # The constants of Standardize are the training images' own.
     scaled = data.train_images.double() / 255
-    assert scaled.mean().item() == pytest.approx(Standardise().mean, abs=1e-4)
-    assert scaled.std().item() == pytest.approx(Standardise().std, abs=1e-4)
+    assert scaled.mean().item() == pytest.approx(Standardize().mean, abs=1e-4)
+    assert scaled.std().item() == pytest.approx(Standardize().std, abs=1e-4)
 
 
 def test_the_papers_federation_has_a_thousand_clients_of_sixty_images(mnist_folder: Path) -> None:

@@ -21,7 +21,7 @@ TABLE = {
     "age": np.array([31, 54, 31, 300], dtype=np.int64),
     "member": [True, False, True, True],
     "score": np.array([0.5, 1.5, 2.5, 3.5]),
-    "colour": ["red", "blue", "red", "green"],
+    "color": ["red", "blue", "red", "green"],
     "y": [0, 1, 1, 0],
 }
 NUMBERS = ["age", "member", "score"]
@@ -34,7 +34,7 @@ def federation(table=None, **options) -> Federation:
 
 
 def test_rows_go_to_their_client_with_numbers_and_booleans_as_they_are() -> None:
-    assert federation(by=["user", "colour"]).names == (("a", "blue"), ("b", "red"), ("c", "green"))
+    assert federation(by=["user", "color"]).names == (("a", "blue"), ("b", "red"), ("c", "green"))
     table = {name: TABLE[name] for name in ("user", "score", "age", "y")}
     assert federation(table, features=None).client(0)[0].tolist() == [[1.5, 54.0]]
     made = federation()
@@ -63,11 +63,11 @@ def test_several_targets_are_columns_of_one_array() -> None:
 
 def test_public_categories_become_one_input_each_and_one_more_client_changes_no_column_of_the_others() -> None:
     """Whatever were learned from the rows would: a category more, another mean."""
-    listed = {"colour": ["blue", "green", "red"]}
-    assert federation(features=["age", "colour"], categories=listed).client(1)[0].tolist() == [[31, 0, 0, 1]] * 2
-    assert federation(target="colour", features="age", categories=listed).client(2)[1].tolist() == [1]
+    listed = {"color": ["blue", "green", "red"]}
+    assert federation(features=["age", "color"], categories=listed).client(1)[0].tolist() == [[31, 0, 0, 1]] * 2
+    assert federation(target="color", features="age", categories=listed).client(2)[1].tolist() == [1]
     fewer = {name: values[:3] for name, values in TABLE.items()}
-    features = [*NUMBERS, "colour"]
+    features = [*NUMBERS, "color"]
     some, more = (federation(t, features=features, categories=listed) for t in (fewer, TABLE))
     assert torch.equal(some.client(0)[0], more.client(0)[0])
     assert torch.equal(some.client(1)[0], more.client(1)[0])
@@ -85,9 +85,9 @@ def test_a_column_of_arrays_gives_inputs_of_their_shape_and_type() -> None:
     ("changes", "options", "sentence"),
     [
         ({}, {"by": "usr"}, "by names the column 'usr', which is not there. Did you mean 'user'?"),
-        ({}, {"target": "label"}, "target names the column 'label', which is not there. Known: age, colour"),
+        ({}, {"target": "label"}, "target names the column 'label', which is not there. Known: age, color"),
         ({}, {"features": ["aged"]}, "features names the column 'aged', which is not there. Did you mean 'age'?"),
-        ({}, {"features": None}, r"column 'colour' holds text; give its public list, categories=\{'colour'"),
+        ({}, {"features": None}, r"column 'color' holds text; give its public list, categories=\{'color'"),
         ({}, {"features": ["age", "y"]}, "column 'y' is a target and a feature; take it out"),
         ({}, {"features": []}, "features is empty; name at least one column"),
         ({}, {"target": []}, "target is empty; name the column"),
@@ -103,9 +103,9 @@ def test_a_column_of_arrays_gives_inputs_of_their_shape_and_type() -> None:
         ({"age": [1, 2, 3]}, {}, "the columns have 3 and 4 rows; they must have equally many"),
         ({"user": ["a", "b"]}, {}, "by has 2 ids and there are 4 rows"),
         ({"user": ["a", None, "b", "b"]}, {}, "by has no id in row 1"),
-        ({}, {"categories": {"colour": ["red"]}}, "categories has 'colour', which is neither a target nor a feature"),
-        ({}, {"features": "colour", "categories": {"colour": ["red"]}}, "'blue' in row 1, which .* does not list"),
-        ({}, {"features": "colour", "categories": {"colour": "red"}}, "is 'red'; give a list of different values"),
+        ({}, {"categories": {"color": ["red"]}}, "categories has 'color', which is neither a target nor a feature"),
+        ({}, {"features": "color", "categories": {"color": ["red"]}}, "'blue' in row 1, which .* does not list"),
+        ({}, {"features": "color", "categories": {"color": "red"}}, "is 'red'; give a list of different values"),
         ({}, {"clients": 2}, "clients is 2, but by holds 3 different ids"),
         ({}, {"feature": ["age"]}, "from_pandas has no argument 'feature'. Did you mean 'features'?"),
     ],
@@ -116,9 +116,9 @@ def test_tables_that_do_not_fit_get_a_sentence_with_the_fix(changes, options, se
 
 
 def test_what_is_no_table_gets_a_sentence_and_nan_is_kept_where_that_is_said() -> None:
-    with pytest.raises(InputError, match="the table is a list; give a DataFrame"):
+    with pytest.raises(InputError, match="the table is a list; pass a DataFrame"):
         federation([1, 2])
-    with pytest.raises(InputError, match="hold no rows at all"):
+    with pytest.raises(InputError, match="all clients are empty"):
         federation({name: values[:0] for name, values in TABLE.items()})
     made = federation(TABLE | {"score": [1.0, float("nan"), 2.0, 3.0]}, finite=False)
     assert torch.isnan(made.inputs).sum() == 1
@@ -185,10 +185,10 @@ def test_csv_files_are_tables_whose_column_types_all_clients_share(tmp_path) -> 
     assert made.sizes.tolist() == [2, 1, 0]
     assert made.client(0)[0].tolist() == [[3.0, 1.0], [4.0, 0.0]]
     assert made.targets.dtype == torch.float32
-    write(tmp_path, a="colour,y\nred,1\n", b="colour,y\nblue,0\n", c="colour,y\n")
-    with pytest.raises(InputError, match="column 'colour' holds text; give its public list"):
+    write(tmp_path, a="color,y\nred,1\n", b="color,y\nblue,0\n", c="color,y\n")
+    with pytest.raises(InputError, match="column 'color' holds text; give its public list"):
         Federation.from_folder(tmp_path, target="y")
-    made = Federation.from_folder(tmp_path, target="y", categories={"colour": ["blue", "red"]})
+    made = Federation.from_folder(tmp_path, target="y", categories={"color": ["blue", "red"]})
     assert made.client(0)[0].tolist() == [[0.0, 1.0]]
 
 
@@ -203,7 +203,7 @@ def test_csv_files_are_tables_whose_column_types_all_clients_share(tmp_path) -> 
         ({"a": "y,y\n1,1\n"}, "'a.csv' names a column twice"),
         ({"a": "x,label\n1,1\n"}, "target names the column 'y', which is not there"),
         ({"a": "x,y\n1_0,1\n"}, "column 'x' holds text"),
-        ({"a": "x,y\n"}, "hold no rows at all"),
+        ({"a": "x,y\n"}, "all clients are empty"),
     ],
 )
 def test_csv_files_that_do_not_fit_get_a_sentence(tmp_path, files, sentence: str) -> None:
@@ -217,7 +217,7 @@ def test_folders_and_files_that_cannot_be_read_get_a_sentence(tmp_path) -> None:
     for name, sentence in {
         "notes.txt": r"'notes.txt' in .* is no file of a client .* files='\*.csv'",
         "a.safetensors": r"'a.safetensors' can't be read as .safetensors: ",
-        "a.npz": r"'a.npz' can't be read as .npz: .*; write it anew or move it away",
+        "a.npz": r"'a.npz' can't be read as .npz: .*; rewrite it or move it away",
     }.items():
         (tmp_path / name).write_bytes(b"neither")
         with pytest.raises(InputError, match=sentence):
@@ -318,10 +318,10 @@ def test_a_partition_is_a_client_and_may_be_empty(source, options) -> None:
     ("source", "options", "sentence"),
     [
         (Table(ROWS), {}, "by is missing; name the column"),
-        (Partitioner(), {"by": "user"}, "by is 'user', but every client has a data set of its own; leave by out"),
+        (Partitioner(), {"by": "user"}, "by is 'user', but there is one data set per client; leave by out"),
         (WithoutNumber(), {}, "does not say how many partitions it has; give their number, such as clients=100"),
         (Partitioner(), {"clients": 2}, "clients is 2, but the assignment numbers 3"),
-        ([], {}, "there is no client at all"),
+        ([], {}, "there are no clients"),
         ([Table(ROWS), Table({"image": ROWS["image"]})], {}, "client 1 lacks the column 'label', which the others"),
         ([Table(ROWS), Table(ROWS | {"image": np.zeros((3, 5))})], {}, r"shapes \[\(2, 2\), \(5,\)\]; all clients"),
         ([Table(ROWS), Table(ROWS | {"label": [0, None, 1]})], {}, "'label' of client 1 has no value in 1 of 3"),
@@ -342,7 +342,7 @@ def test_splits_and_streams_get_a_sentence() -> None:
 
         def __getitem__(self, name: str) -> None: ...
 
-    with pytest.raises(InputError, match=r"the splits 'train'; give one of them, such as dataset\['train'\]"):
+    with pytest.raises(InputError, match=r"the splits 'train'; pass one split, such as dataset\['train'\]"):
         Federation.from_datasets(Splits(train=Table(ROWS)), by="user", target="label")
     with pytest.raises(InputError, match="is streamed; load it without streaming=True"):
         Federation.from_datasets(Streamed(), by="user", target="label")
@@ -453,22 +453,22 @@ def padded(items):
 @pytest.mark.parametrize(
     ("clients", "sentence"),
     [
-        ([DataLoader(WHOLE, sampler=data.SubsetRandomSampler([1]), batch_size=None)], "a sampler of its own"),
-        ([DataLoader(WHOLE, batch_sampler=[[0, 1], [2]])], "a sampler of its own"),
+        ([DataLoader(WHOLE, sampler=data.SubsetRandomSampler([1]), batch_size=None)], "a custom sampler"),
+        ([DataLoader(WHOLE, batch_sampler=[[0, 1], [2]])], "a custom sampler"),
         ([DataLoader(Rows(0, 1, 2), batch_size=2, drop_last=True)], "drop_last=True, which loses rows; give its data"),
         ([DataLoader(Rows(0, 1, 2), batch_size=2, collate_fn=padded)], "pad or crop all to one public shape in coll"),
-        ([DataLoader(WHOLE, sampler=data.WeightedRandomSampler([1.0] * 10, 5))], r"a sampler of its own.*Subset\("),
+        ([DataLoader(WHOLE, sampler=data.WeightedRandomSampler([1.0] * 10, 5))], r"a custom sampler.*Subset\("),
         ([DataLoader(Dicts(0, 1))], r"clients\[0\]\[0\] is a dict with 'image', 'label'; it must be .*collate_fn"),
         ([Rows(0), Dicts(0)], r"clients\[1\]\[0\] is a dict"),
-        (DataLoader(WHOLE), "clients is one DataLoader; give a list with one per client, or deal the rows"),
-        (WHOLE, "clients is one Dataset; give a list with one per client"),
+        (DataLoader(WHOLE), "clients is a single DataLoader; pass a list with one per client, or split its rows"),
+        (WHOLE, "clients is a single Dataset; pass a list with one per client"),
         ([TensorDataset(X)], r"clients\[0\] has 1 tensors; it must have two"),
         ([iter([(X[0], 0), (X[0, :1], 0)])], r"clients\[0\]\[1\] input is float32 of shape \(1,\)"),
         ([[(X[0], 0), (X[1], 1), (X[2], 0)]], r"clients\[0\] is a list; .* an iterator of rows, such as iter\(rows\)"),
         ([iter([(1.0, 1), 7])], r"clients\[0\]\[1\] is a int; it must be a pair"),
         ([iter([(object(), 1)])], r"clients\[0\]\[0\] input is a object.*transform that makes tensors"),
         ([iter([(1.0, 1), (1.0, 0.5)])], r"clients\[0\]\[1\] target is float64"),
-        ([Rows()], "clients hold no data at all"),
+        ([Rows()], "all clients are empty"),
         (iter([]), "clients is empty; there must be at least one client"),
         ([([[1.0]], [1, 2])], r"clients\[0\] has 1 inputs and 2 targets"),
         ([([[1.0]], [1]), ([[1.0, 2.0]], [1])], r"clients\[1\] inputs is float64 of shape \(2,\) per row"),

@@ -17,20 +17,20 @@ def plain_update(
     proximal=0.0,
     correction=None,
     batches=None,
-    optimiser=torch.optim.SGD,
+    optimizer=torch.optim.SGD,
     bound=None,
     rate=None,
 ):
-    """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of one client with an optimiser of torch's, flat.
+    """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of one client with an optimizer of torch's, flat.
 
     `bound` is the largest norm of a gradient, and `rate(step)` what the rate is multiplied with.
     """
     local = copy.deepcopy(model)
     start = [p.detach().clone() for p in local.parameters()]
-    optimiser = optimiser(local.parameters(), lr=lr)
+    optimizer = optimizer(local.parameters(), lr=lr)
     for step in range(steps):
         rows = slice(None) if batches is None else batches[step]
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss_of(local(x[rows]), y[rows]).backward()
         at = 0
         for p, w0 in zip(local.parameters(), start, strict=True):
@@ -43,8 +43,8 @@ def plain_update(
         if bound is not None:
             nn.utils.clip_grad_norm_(local.parameters(), bound)
         if rate is not None:
-            optimiser.param_groups[0]["lr"] = lr * rate(step)
-        optimiser.step()
+            optimizer.param_groups[0]["lr"] = lr * rate(step)
+        optimizer.step()
     return torch.cat([(p.detach() - w0).flatten() for p, w0 in zip(local.parameters(), start, strict=True)])
 
 

@@ -21,9 +21,9 @@ from dpfedexp import (
     train,
 )
 from dpfedexp.algorithms.probe import bind
-from dpfedexp.core.local_rate import HELPED
+from dpfedexp.core.local_rate import IMPROVED
 from dpfedexp.data import synthetic_regression
-from dpfedexp.engine.advice import FEW_CLIENTS, FIRST_LOOK, LARGE_EPSILON, WINDOW, Watch, preflight
+from dpfedexp.engine.advice import FEW_CLIENTS, FIRST_LOOK, LARGE_EPSILON, WINDOW, AdviceMonitor, preflight
 from dpfedexp.engine.plan import (
     EPSILONS,
     ROUNDS,
@@ -46,7 +46,7 @@ ADAPTIVE = cdp_fedexp(clip="adaptive", noise_multiplier=5.0)
 
 
 def watch(algorithm=FIXED, **options):
-    return Watch(Plan.of(algorithm, Full(), M, D, 50), **options)
+    return AdviceMonitor(Plan.of(algorithm, Full(), M, D, 50), **options)
 
 
 def nowhere():
@@ -103,7 +103,7 @@ def test_the_length_test_has_its_level_and_its_power():
     assert all(is_longer_than_noise((1.5 * one).square().sum(1).tolist(), [1.0] * 5, 30) for one in draws[:50])
 
 
-def test_alignment_is_standardised_for_random_directions_of_any_lengths():
+def test_alignment_is_standardized_for_random_directions_of_any_lengths():
     generator = torch.Generator().manual_seed(2)
     lengths = torch.linspace(0.5, 3.0, 12, dtype=torch.float64)
     found = []
@@ -138,8 +138,8 @@ RISING, FALLING = [1.2**n for n in range(WINDOW)], [0.8**n for n in range(30)]
     ("expected", "given"),
     [
         ("not-finite | dead", {"update_norm": [1.0, 1.0, math.nan, 1.0, 1.0]}),
-        ("diverging |", {HELPED.field: [0.3] * 14}),
-        ("|", {HELPED.field: [0.8] * 14}),
+        ("diverging |", {IMPROVED.field: [0.3] * 14}),
+        ("|", {IMPROVED.field: [0.8] * 14}),
         ("diverging | moving-clip", {"algorithm": ADAPTIVE, "clip": RISING, "update_norm": ["noise"], "eta_g": [2.0]}),
         ("| moving-clip", {"algorithm": ADAPTIVE, "clip": RISING, "eta_g": [2.0]}),
         ("far-clip | moving-clip", {"algorithm": ADAPTIVE, "clip": FALLING, "eta_g": [2.0]}),
@@ -177,7 +177,7 @@ def test_noise_is_no_verdict_where_the_servers_own_metric_improved():
         assert [code for code in codes(ours.advice) if code != "still-climbing"] == (
             ["drowned", "dead"] if dead else []
         )
-    assert ours.advice[-1].sentence.startswith("Nothing shows that this run learnt anything: in 39 rounds")
+    assert ours.advice[-1].sentence.startswith("Nothing shows that this run learned anything: in 39 rounds")
 
 
 PROBLEM = synthetic_regression(200, 30, seed=0)
@@ -198,11 +198,11 @@ def test_a_healthy_run_has_nothing_to_say():
 def test_a_drowned_run_warns_before_and_ends_with_its_verdict():
     with pytest.warns(AdviceWarning) as caught:
         done = run(dp_fedavg(clip=0.01, mechanism="privunit", target_epsilon=0.2))
-    assert str(caught[0].message).startswith(("The noise drowns", "There will be more noise"))
+    assert str(caught[0].message).startswith(("The noise hides", "There will be more noise"))
     assert done.advice[0].code in ("no-signal", "mostly-noise")
     assert done.advice[-1].code == "dead"
-    assert done.verdict.startswith("Nothing shows that this run learnt anything: in 25 rounds neither")
-    assert "Nothing shows that this run learnt anything" in repr(done)
+    assert done.verdict.startswith("Nothing shows that this run learned anything: in 25 rounds neither")
+    assert "Nothing shows that this run learned anything" in repr(done)
 
 
 def test_training_that_diverges_to_nothing_is_found():
@@ -290,7 +290,7 @@ MANY = {"clients": 100_000, "delta": 1e-6}
             {"target_epsilon": 8.0, "clients": 3, "dimension": 1000},
             "warning: few-clients",
             (
-                "3 clients: client-level privacy can't work here",
+                "3 clients: client-level privacy does not work here",
                 *("record-level privacy", "z = 8.5", "d = 1,000", "about 38 clients", "ε ≈ 310", "13 times"),
             ),
         ),
@@ -299,7 +299,7 @@ MANY = {"clients": 100_000, "delta": 1e-6}
         ({"target_epsilon": 8.0, **LARGE}, "warning: mostly-noise", ("about 4,000 clients",)),
         # As many clients have a signal, if only over many rounds.
         ({"target_epsilon": 8.0, **LARGE, "clients": 4100}, "note: noisy-rounds, note: sampling", ()),
-        ({"target_epsilon": 0.1, **LARGE}, "warning: no-signal", ("could be told from noise",)),
+        ({"target_epsilon": 0.1, **LARGE}, "warning: no-signal", ("could not be told from noise",)),
         (
             {"algorithm": LOCAL, "dimension": 100_000},
             "warning: no-signal",
@@ -398,7 +398,7 @@ def test_a_rate_that_the_votes_can_not_choose_is_said_to_be_the_usual_one():
 @pytest.mark.parametrize(("voted", "word"), [(2e-4, "large"), (0.01, None), (2.0, None), (60.0, "small")])
 def test_a_rate_at_the_end_of_its_grid_says_to_scale_the_inputs(voted, word):
     """The record has the rate over the root of the noise, which is about 2 here."""
-    ours = Watch(voting(1000))
+    ours = AdviceMonitor(voting(1000))
     heard = ours.seen(record(1, local_rate=voted / math.sqrt(ours.plan.noise_share)))
     assert codes(heard) == ([] if word is None else ["rate-at-edge"])
     assert word is None or (f"too {word}" in heard[0].sentence and "scale them" in heard[0].sentence)

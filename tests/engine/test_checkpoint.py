@@ -32,7 +32,7 @@ from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
 from tests.engine.small import ROUNDS, Crash, crash_after, crash_in, entries, forged, path_content, regression_run
-from tests.optimisers import Adagrad
+from tests.optimizers import Adagrad
 
 M, D = 16, 5
 PROBLEM = synthetic_regression(M, D, seed=2)
@@ -42,7 +42,7 @@ CASES = {
     "adaptive": (cdp_fedexp(clip="adaptive", target_epsilon=8.0), {}),
     "privunit": (ldp_fedexp(clip=0.3, mechanism="privunit"), {"evaluate_every": 4}),
     "adam": (dp_fedadam(clip=0.3, noise_multiplier=1.0), {}),
-    "a server optimiser of one's own": (replace(cdp_fedexp(clip=0.3, noise_multiplier=0.5), server=Adagrad()), {}),
+    "a server optimizer of one's own": (replace(cdp_fedexp(clip=0.3, noise_multiplier=0.5), server=Adagrad()), {}),
     "sampled scaffold": (
         dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
         {"participation": Poisson(0.4), "population": M},
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_difference_named(tmp_pat
             run(**({"algorithm": PLAIN, "folder": tmp_path, "resume": True, "rounds": 2} | given))
     with pytest.raises(InputError, match="resume it"):
         run(PLAIN, tmp_path, rounds=2)
-    with pytest.raises(InputError, match="checkpoint is missing"):
+    with pytest.raises(InputError, match="no folder was given"):
         run(PLAIN, None, resume=True)
 
 

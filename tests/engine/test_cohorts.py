@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from dpfedexp import Federation, Sgd, cdp_fedexp, dp_fedavg, ldp_fedexp
 from dpfedexp.accounting import Ledger
-from dpfedexp.algorithms.algorithm import aggregated
+from dpfedexp.algorithms.algorithm import with_aggregation
 from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise import Streams
@@ -241,7 +241,7 @@ def silence(monkeypatch):
 @pytest.mark.parametrize("aggregation", ["two-party", "two-party-one-sided"])
 def test_two_aggregators_in_one_process_vote_on_the_rate(aggregation):
     algorithm, local = ALGORITHMS["fit"]
-    (state, _), ledger = simulated(aggregated(algorithm, aggregation), local, lambda engine: engine.cohort)
+    (state, _), ledger = simulated(with_aggregation(algorithm, aggregation), local, lambda engine: engine.cohort)
     assert charges(ledger)[:2] == [(0, ["local rate"]), (0, ["first clip"])]
     assert (3, ["evaluation"]) in charges(ledger)
     assert state.round == ROUNDS

@@ -63,7 +63,7 @@ def test_a_decision_that_ended_a_run_is_not_forgotten_when_it_ends_early_again(t
 @pytest.mark.parametrize("end", [KeyboardInterrupt, RoundFailed, ValueError])
 def test_a_run_that_ends_before_its_first_round_claims_nothing_false(end, tmp_path):
     class Sink:
-        def begun(self, facts):
+        def on_train_begin(self, facts):
             raise end("client 7 has 12 rows")
 
         def __call__(self, record): ...
@@ -85,7 +85,7 @@ def test_what_a_callback_raises_is_in_no_file(tmp_path):
     assert "12 rows" not in (tmp_path / "status.json").read_text() + (tmp_path / "run.json").read_text()
 
 
-@pytest.mark.parametrize(("number", "stopped"), [(2, "the run's own log says why."), (ROUNDS, None)])
+@pytest.mark.parametrize(("number", "stopped"), [(2, "see the log of the run."), (ROUNDS, None)])
 def test_a_run_whose_callback_fails_is_unfinished_only_where_rounds_are_left(number, stopped, tmp_path):
     def fails(record):
         if record["round"] == number:

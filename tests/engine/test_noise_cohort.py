@@ -13,8 +13,8 @@ from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.cli import app
 from dpfedexp.data.federation import Federation
-from dpfedexp.engine.conduct import LARGER, show
 from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.runner import OF_LARGER_DEPLOYMENT, show
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError
 from dpfedexp.report.page import report
@@ -103,7 +103,7 @@ def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_p
     assert caveat in run._repr_html_().partition("<details>")[0]
     assert "larger deployment, in which 400 of 1600 clients take part" in run.privacy.text
     assert "It promises nothing to the clients whose data it used." in run.privacy.text
-    assert f"ε {LARGER}" in show(run.history[-1], LARGER)
+    assert f"ε {OF_LARGER_DEPLOYMENT}" in show(run.history[-1], OF_LARGER_DEPLOYMENT)
     assert outcome(verify_run(run.save(tmp_path / "run"))) == "holds"
     assert "the promise of a larger deployment, none to these clients" in report(tmp_path / "run").read_text()
     path = tmp_path / "run" / "privacy.json"

@@ -14,7 +14,7 @@ from dpfedexp.errors import LedgerError
 from tests.engine.small import ROUNDS, Crash, crash_after, entries, small_run
 
 IN_USE = "the run is in use by another process, which may have a copy of its folder"
-LOST = "another copy of its folder went on"
+LOST = "another copy of the run continued"
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ class WhenOpened:
     def __init__(self, do):
         self.do = do
 
-    def resumed(self, history):
+    def on_resume(self, history):
         self.do()
 
     def __call__(self, record):

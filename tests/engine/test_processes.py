@@ -40,7 +40,7 @@ from dpfedexp.cli import main
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load, parse
 from dpfedexp.core.local_rate import scale_rounds
-from dpfedexp.core.sums import Ask
+from dpfedexp.core.sums import VoteSpec
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine import ranks as distributed
 from dpfedexp.engine.engine import Engine
@@ -290,7 +290,7 @@ def uneven():
 def asking(*given, **options):
     """A simulation that asks every client for the length of its update, too."""
     made, note = prepare(*given, **options)
-    mechanism = made.algorithm.bind(D, M, made.sampling, 3, votes=(Ask("length", 0.0, 2.0),))
+    mechanism = made.algorithm.bind(D, M, made.sampling, 3, votes=(VoteSpec("length", 0.0, 2.0),))
     cohort = replace(made.cohort, ballots=lambda request, clients, updates: updates.norm(dim=1, keepdim=True))
     return replace(made, mechanism=mechanism, cohort=cohort), note
 
@@ -379,7 +379,7 @@ def test_two_ranks_give_the_run_of_one_process_and_end_together(tmp_path, proces
             assert found["epsilon"] == pytest.approx(alone["epsilon"]), name
             for record, expected in zip(found["history"], alone["history"], strict=True):
                 assert record == pytest.approx(expected, rel=1e-4), name
-    assert all("vote_length" in record for found in ranks for record in found["votes"]["history"])
+    assert all("noisy_mean_length" in record for found in ranks for record in found["votes"]["history"])
     assert [found["failure"].partition(":")[0] for found in ranks] == ["ZeroDivisionError", "RoundFailed"]
     for client in range(2):
         ended = [found[f"remembers {client}"] for found in ranks]

@@ -30,13 +30,13 @@ from dpfedexp.core.noise import Streams
 from dpfedexp.core.step_size import Extrapolate
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import engine, simulated
-from dpfedexp.engine.engine import Ahead
+from dpfedexp.engine.engine import PrefetchedNoise
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.mechanisms import PrivUnit
 from dpfedexp.models import linear_regression
 from tests.engine.plain import cases, plain_update
 from tests.engine.small import regression_run, weights
-from tests.optimisers import Adagrad
+from tests.optimizers import Adagrad
 from tests.sizes import long
 
 M, D = 30, 12
@@ -240,10 +240,10 @@ def test_memory_does_not_grow_with_the_number_of_clients():
 import resource, sys, torch
 torch.set_num_threads(1)
 from dpfedexp import Execution, Sgd, ldp_fedexp, train
-from dpfedexp.data import Generated
+from dpfedexp.data import GeneratedClients
 from dpfedexp.mechanisms import LocalGaussian, PrivUnit
 from dpfedexp.models import linear_regression
-clients = Generated(int(sys.argv[1]), 1, lambda ids: (torch.randn(len(ids), 1, 200), torch.randn(len(ids), 1)))
+clients = GeneratedClients(int(sys.argv[1]), 1, lambda ids: (torch.randn(len(ids), 1, 200), torch.randn(len(ids), 1)))
 algorithm = ldp_fedexp(clip=0.3, noise_multiplier=0.7)
 given = {'local': Sgd(lr=0.001, steps=2), 'rounds': 1, 'execution': Execution(chunk_size=250), 'progress': False}
 train(linear_regression(200), clients, algorithm, **given)
@@ -305,7 +305,7 @@ CPU = torch.device("cpu")
 
 def test_draws_ahead_are_the_sources_own():
     source, server = Streams(3).at("central noise", 7), torch.zeros(1, dtype=torch.int64)
-    ahead = Ahead(source, 1000, CPU)
+    ahead = PrefetchedNoise(source, 1000, CPU)
     for clients, width in ((server, 1000), (server, 1000), (server, 999), (server + 1, 1000)):
         asked = clients, width, CPU, torch.float64
         assert torch.equal(ahead.normal(*asked), source.normal(*asked))
@@ -318,13 +318,13 @@ def test_a_run_that_draws_ahead_is_the_same_run(monkeypatch):
 
     def ahead(noise, width, device):
         started.append(width)
-        return Ahead(noise, width, device)
+        return PrefetchedNoise(noise, width, device)
 
-    monkeypatch.setattr(engine, "Ahead", ahead)
+    monkeypatch.setattr(engine, "PrefetchedNoise", ahead)
     assert torch.equal(weights(run(algorithm)), plain)
     assert started == [], "a processor that trains itself draws nothing ahead"
     monkeypatch.setattr(engine, "LONG", 1)
-    monkeypatch.setattr(simulated.Simulation, "busy_elsewhere", True)
+    monkeypatch.setattr(simulated.Simulation, "cpu_is_idle", True)
     assert torch.equal(weights(run(algorithm)), plain)
     assert started == [D + 1] * 4
 

@@ -97,7 +97,7 @@ def test_a_claim_without_its_ledger_can_not_be_checked(written):
 
 def test_fit_writes_the_statement_that_it_returns(tmp_path):
     run = fit(network(), federation(), epsilon=8.0, rounds=2, out=tmp_path / "run", progress=False, device="cpu")
-    assert run.privacy.chosen
+    assert run.privacy.choices
     assert read_claim(tmp_path / "run") == run.privacy
     assert outcome(verify_run(tmp_path / "run")) == "holds"
 
@@ -105,7 +105,7 @@ def test_fit_writes_the_statement_that_it_returns(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"out": "run"}, "is not empty; name a new one with out or go on with resume=True"),
+        ({"out": "run"}, "is not empty; name a new one with out or resume with resume=True"),
         ({"out": "photos", "resume": True}, "holds files but no run"),
         ({"out": "new", "checkpoint": "other"}, "leave checkpoint out"),
         ({"out": 3}, "out is 3; it must be the path of a new folder"),

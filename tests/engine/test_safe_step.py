@@ -11,26 +11,26 @@ from tests.sizes import sized
 
 
 def regressions(spread, d, count, seed):
-    """Clients whose own optima are `spread` apart, and the centre of those."""
+    """Clients whose own optima are `spread` apart, and the center of those."""
     generator = torch.Generator().manual_seed(seed)
-    centre = torch.randn(d, generator=generator)
+    center = torch.randn(d, generator=generator)
 
     def client():
-        own = centre + spread * torch.randn(d, generator=generator)
+        own = center + spread * torch.randn(d, generator=generator)
         inputs = torch.randn(10, d, generator=generator)
         return inputs, inputs @ own + 0.05 * torch.randn(10, generator=generator)
 
-    return Federation.from_clients([client() for _ in range(count)]), centre
+    return Federation.from_clients([client() for _ in range(count)]), center
 
 
 def error(algorithm, spread, d, count):
-    """The mean squared distance to the centre over the last five of 40 rounds."""
+    """The mean squared distance to the center over the last five of 40 rounds."""
     distances = []
     for seed in sized((0,), (0, 1)):
-        clients, centre = regressions(spread, d, count, seed)
+        clients, center = regressions(spread, d, count, seed)
 
-        def distance(model, centre=centre):
-            return {"distance": float((next(model.parameters()).detach().flatten() - centre).square().sum())}
+        def distance(model, center=center):
+            return {"distance": float((next(model.parameters()).detach().flatten() - center).square().sum())}
 
         given = {"local": Sgd(lr=0.1, steps=10), "rounds": 40, "evaluate": distance, "seed": seed, "progress": False}
         run = train(linear_regression(d), clients, algorithm, **given)

@@ -20,16 +20,16 @@ from dpfedexp import (
     train,
 )
 from dpfedexp.accounting import Ledger, compose
-from dpfedexp.algorithms.probe import UPDATE, asked, probe_of
+from dpfedexp.algorithms.probe import UPDATE, extra_releases, make_probe
 from dpfedexp.algorithms.round import Full
 from dpfedexp.core.local_rate import RATES
 from dpfedexp.engine import checkpoint, verify
-from dpfedexp.engine.engine import HELPED_SO_FAR, LOCAL_RATE, Engine, Request
+from dpfedexp.engine.engine import IMPROVED_SO_FAR, LOCAL_RATE, Engine, Request
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.models import linear_regression
 from tests.engine.small import Crash, crash_in
-from tests.optimisers import AdamW
+from tests.optimizers import AdamW
 from tests.sizes import sized
 
 AUTO = Sgd(lr="auto", steps=3, max_examples=8)
@@ -86,15 +86,15 @@ def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with
     assert made.privacy.rounds == 2
     two = "aggregation" in options
     assert {entry.event.setting for entry in made.ledger.entries} == {"two-party" if two else "central"}
-    assert set(made.privacy.votes) == {"local rate", "first clip", "within clip", "helped", "rate scale"}
+    assert set(made.privacy.votes) == {"local rate", "first clip", "within clip", "improved", "rate scale"}
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 16.0])
 def test_rate_clip_and_their_votes_together_cost_a_cohort_of_1000_at_most_two_per_cent_more_noise(epsilon):
     sampling = Full().sampling(1000)
     adaptive, fixed = (cdp_fedexp(clip=clip, target_epsilon=epsilon) for clip in ("adaptive", 1.0))
-    votes, beside = asked(adaptive, AUTO, 50, sampling)
-    everything = adaptive.bind(100, 1000.0, sampling, 50, votes=votes, beside=beside)
+    votes, one_time = extra_releases(adaptive, AUTO, 50, sampling)
+    everything = adaptive.bind(100, 1000.0, sampling, 50, votes=votes, one_time=one_time)
     nothing = fixed.bind(100, 1000.0, sampling, 50)
     assert 1.0 < everything.noise_multiplier / nothing.noise_multiplier <= 1.02
 
@@ -135,8 +135,8 @@ def test_a_run_that_is_interrupted_after_the_votes_or_later_ends_as_if_it_had_no
 
 def test_what_cannot_vote_is_refused_with_its_sentence(clients, monkeypatch):
     for algorithm, sentence in (
-        (ldp_fedexp(clip=0.5, noise_multiplier=1.0), "one vote drowns in its own noise"),
-        (ldp_fedexp(clip=0.5, mechanism="privunit"), "one vote drowns in its own noise"),
+        (ldp_fedexp(clip=0.5, noise_multiplier=1.0), "the noise on a single vote is larger"),
+        (ldp_fedexp(clip=0.5, mechanism="privunit"), "the noise on a single vote is larger"),
         (dp_scaffold(clip=0.5, noise_multiplier=1.0), "only a run can choose; give a number"),
     ):
         with pytest.raises(InputError, match=sentence):
@@ -154,9 +154,9 @@ def test_a_client_whose_loss_rose_sends_nothing_and_says_so():
     assert (updates != 0).any(1).tolist() == [False] * 5 + [True]
     assert simulation.cohort.ballots(request, everybody, updates).flatten().tolist() == [0.0] * 5 + [1.0]
     new, result = simulation.step(state, Ledger.in_memory())
-    assert result.extra["vote_helped"] == pytest.approx(1 / 6, abs=1e-6)
+    assert result.extra["noisy_mean_improved"] == pytest.approx(1 / 6, abs=1e-6)
     assert float(new.memory[LOCAL_RATE]) < 10.0
-    assert float(new.memory[HELPED_SO_FAR]) == pytest.approx(0.7 + 0.3 / 6)
+    assert float(new.memory[IMPROVED_SO_FAR]) == pytest.approx(0.7 + 0.3 / 6)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_client_whose_loss_rose_sends_nothing_and_says_so():
     [(AdamW(lr="auto", steps=3), fedavg()), *sized([], [(AUTO, dp_fedavg(clip="adaptive", target_epsilon=8.0))])],
 )
 def test_the_rate_ends_where_the_best_of_a_grid_is(clients, local, algorithm):
-    """Nobody starts it anywhere: the loss is within a tenth of the start's of the best of a grid, for any optimiser."""
+    """Nobody starts it anywhere: the loss is within a tenth of the start's of the best of a grid, for any optimizer."""
 
     def loss(local):
         made = run(clients, algorithm, local=local, rounds=10)
@@ -194,7 +194,7 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
         return rows
 
     monkeypatch.setattr(Simulation, "places", watched)
-    monkeypatch.setattr("dpfedexp.engine.engine.chosen", lambda means, doubt: 0.1)
+    monkeypatch.setattr("dpfedexp.engine.engine.rate_from_votes", lambda means, doubt: 0.1)
     given = {"local": AUTO, "rounds": 1, "secure": True, "device": "cpu"}
     replaced, found = 7, []
     for other in (1.0, 1e4):
@@ -254,7 +254,7 @@ def test_a_clients_size_changes_no_other_row_where_the_transform_draws(monkeypat
 def test_a_vote_before_the_first_round_never_costs_more_than_a_round(rounds):
     sampling = Full().sampling(1000)
     mechanism = FIXED.bind(15, 1000.0, sampling, rounds)
-    for event in probe_of(mechanism, rounds, sampling).events(sampling, adaptive=True):
+    for event in make_probe(mechanism, rounds, sampling).events(sampling, adaptive=True):
         assert event.mu <= mechanism.event(sampling).mu * (1 + 1e-12)
 
 
@@ -296,9 +296,9 @@ def test_a_module_that_remembers_is_refused_before_a_vote_is_charged():
 
 
 def test_a_vote_that_the_update_decides_is_not_called_exact():
-    """Whether training helped is whether the row is zero, so no two neighbours differ in both to the full."""
+    """Whether training helped is whether the row is zero, so no two neighbors differ in both to the full."""
     sampling = Full().sampling(1000)
-    votes, beside = asked(FIXED, AUTO, 50, sampling)
-    event = FIXED.bind(15, 1000.0, sampling, 50, votes=votes, beside=beside).event(sampling)
+    votes, one_time = extra_releases(FIXED, AUTO, 50, sampling)
+    event = FIXED.bind(15, 1000.0, sampling, 50, votes=votes, one_time=one_time).event(sampling)
     assert not event.exact
     assert compose([(event, 50)], 1e-5).epsilon > 0

@@ -10,7 +10,7 @@ from dpfedexp import AdaptiveClip, Federation, Sgd, cdp_fedexp, dp_scaffold, ldp
 from dpfedexp.algorithms.round import SHORT, server_device
 from tests.engine.small import Crash, crash_after
 
-CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
+CPU, OTHER_DEVICE = torch.device("cpu"), torch.device("meta")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 ALGORITHMS = {
@@ -21,10 +21,10 @@ ALGORITHMS = {
 
 
 def test_long_vectors_stay_where_clients_train():
-    assert server_device(SHORT + 1, ELSEWHERE) == ELSEWHERE
-    assert server_device(SHORT, ELSEWHERE) == CPU
+    assert server_device(SHORT + 1, OTHER_DEVICE) == OTHER_DEVICE
+    assert server_device(SHORT, OTHER_DEVICE) == CPU
     assert server_device(SHORT + 1, CPU) == CPU
-    assert server_device(100_000, ELSEWHERE) == CPU
+    assert server_device(100_000, OTHER_DEVICE) == CPU
 
 
 def trained(algorithm, device: str, **options):

@@ -80,13 +80,13 @@ def test_what_is_better_follows_from_the_name_and_least_is_asked_for():
     ):
         stop = EarlyStopping(metric, patience=1, better=better)
         assert [stop({"round": t, metric: v}) for t, v in enumerate(values)] == [None, None]
-    stop = EarlyStopping("test_loss", patience=1, least=0.5)
+    stop = EarlyStopping("test_loss", patience=1, min_delta=0.5)
     assert stop({"round": 1, "test_loss": 2.0}) is None
     assert stop({"round": 2, "test_loss": 1.6}) is not None
 
 
 def test_what_decided_is_known_from_the_metric():
-    sources = {"update_norm": "private", "vote_loss": "private", "test_loss": "test", "nonprivate_x": "unknown"}
+    sources = {"update_norm": "private", "noisy_mean_loss": "private", "test_loss": "test", "nonprivate_x": "unknown"}
     assert {metric: EarlyStopping(metric).source for metric in sources} == sources
 
 
@@ -94,7 +94,7 @@ def test_what_decided_is_known_from_the_metric():
     ("options", "words"),
     [
         ({"patience": 0}, "patience is 0; it must be"),
-        ({"least": -1.0}, "least is -1.0; it must be"),
+        ({"min_delta": -1.0}, "min_delta is -1.0; it must be"),
         ({"better": "up"}, "better is 'up'; it must be"),
         ({"source": "secret"}, "source is 'secret'; it must be one of"),
         ({"metric": "test_loss", "source": "private"}, "no mechanism releases 'test_loss'; write 'public' or 'test'"),
@@ -115,7 +115,7 @@ def test_what_is_no_callback_is_refused(on_round):
 
 def test_early_stopping_goes_on_counting_after_an_interrupt(tmp_path):
     def stopping():
-        return EarlyStopping("test_loss", patience=3, least=100.0, source="public")
+        return EarlyStopping("test_loss", patience=3, min_delta=100.0, source="public")
 
     with pytest.raises(KeyboardInterrupt):
         small_run(out=tmp_path / "run", on_round=[stopping(), raises(KeyboardInterrupt)])

@@ -13,10 +13,10 @@ from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.algorithms.round import Full
 from dpfedexp.engine.checkpoint import read_progress
-from dpfedexp.engine.conduct import epsilon_so_far, next_known
-from dpfedexp.engine.fit import MANY, USUAL, rounds_for
+from dpfedexp.engine.fit import DEFAULT_ROUNDS, LOW_NOISE_ROUNDS, rounds_for
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.train import evaluation_of
+from dpfedexp.engine.runner import epsilon_so_far, next_known
+from dpfedexp.engine.train import make_evaluator
 from dpfedexp.models import linear_regression
 from tests.engine.small import BareClients
 
@@ -46,7 +46,7 @@ def test_a_field_of_the_execution_is_sent_to_its_place(name, value):
 
 
 def test_a_device_and_an_execution_that_differ_are_an_error():
-    with pytest.raises(InputError, match="give one of them"):
+    with pytest.raises(InputError, match="pass only one of them"):
         run(device="cpu", execution=Execution(device="cuda"))
     assert len(run(execution=Execution(chunk_size=2)).history) == 2
 
@@ -174,7 +174,7 @@ def test_only_what_remembers_nothing_is_measured_without_a_copy(kind, kept):
     _, clients, test = problem()
     model = nn.Sequential(nn.Linear(3, 4), kind(), nn.Linear(4, 2))
     simulation, _ = prepare(model, clients, dp_fedavg(clip=1.0, noise_multiplier=0.1), local=LOCAL, rounds=3)
-    measuring = evaluation_of(test, None, clients, simulation.cohort, model)
+    measuring = make_evaluator(test, None, clients, simulation.cohort, model)
     assert measuring.forgets is kept
     state = simulation.begin()
     assert measuring(state) == measuring(state)
@@ -182,16 +182,16 @@ def test_only_what_remembers_nothing_is_measured_without_a_copy(kind, kept):
 
 def test_the_statement_names_what_was_chosen_and_nothing_that_was_given():
     run = fit(linear_regression(3), federation(150), rounds=3, progress=False)
-    facts = " ".join(run.privacy.chosen)
+    facts = " ".join(run.privacy.choices)
     chosen = ("cdp_fedexp with the safe step", "δ = 1e-05", "10 full-batch local steps", "the local rate", "the clip")
     assert all(words in facts for words in chosen)
     assert " rounds" not in facts
     assert f"{run.history[0]['local_rate']:.3g} by votes at first" in facts
-    assert "Nobody tuned this run: it chose the algorithm" in run.privacy.text
+    assert "This run chose its own settings: the algorithm" in run.privacy.text
     assert PrivacyStatement.from_json(run.privacy.to_json()) == run.privacy
     settings = {"rounds": 2, "delta": 1e-6, "local": Sgd(lr=0.1, steps=2), "epsilon": 4, "progress": False}
     given = fit(linear_regression(3), federation(150), **settings)
-    facts = " ".join(given.privacy.chosen)
+    facts = " ".join(given.privacy.choices)
     assert not any(words in facts for words in ("δ", "local", " rounds"))
     assert (given.privacy.delta, len(given.history)) == (1e-6, 2)
     assert 3.9 < given.privacy.epsilon_total <= 4.0
@@ -200,4 +200,4 @@ def test_the_statement_names_what_was_chosen_and_nothing_that_was_given():
 def test_the_rounds_follow_from_the_noise_of_one():
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
     counts = [rounds_for(algorithm, d, 1000, Full()) for d in (4, 5_000, 10_000_000)]
-    assert counts == [MANY, USUAL, USUAL]
+    assert counts == [LOW_NOISE_ROUNDS, DEFAULT_ROUNDS, DEFAULT_ROUNDS]

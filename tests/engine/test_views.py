@@ -24,7 +24,7 @@ def test_a_statements_repr_is_one_short_line(run):
     assert f"epsilon {run.privacy.shown['epsilon_total']} at delta 1e-05 (replace-one, central)" in text
 
 
-def test_html_is_escaped_and_takes_its_colours_from_the_page(run):
+def test_html_is_escaped_and_takes_its_colors_from_the_page(run):
     evil = replace(
         run, privacy=replace(run.privacy, algorithm=EVIL), stopped=EVIL, advice=(Advice("warning", "dead", EVIL),)
     )
@@ -32,7 +32,7 @@ def test_html_is_escaped_and_takes_its_colours_from_the_page(run):
         ElementTree.fromstring(text)  # every tag is closed
         assert "<script" not in text
         assert "&lt;script&gt;" in text
-        assert not any(colour in text for colour in ("color:#", "background:#"))
+        assert not any(color in text for color in ("color:#", "background:#"))
         assert text.count("<table") == text.count("color:inherit'><tr>")
     assert "Failed:" in evil._repr_html_()
     assert "Failed:" not in run._repr_html_()

@@ -8,7 +8,7 @@ import torch
 from dpfedexp import Execution, Sgd, cdp_fedexp, fedavg
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms.probe import UPDATE
-from dpfedexp.core.sums import Ask
+from dpfedexp.core.sums import VoteSpec
 from dpfedexp.data import Federation, synthetic_regression
 from dpfedexp.engine.engine import Request
 from dpfedexp.engine.prepare import prepare
@@ -16,7 +16,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.models import linear_regression
 
 D, M = 12, 30
-LENGTH, NUMBER = Ask("length", 0.0, 2.0), Ask("number", 0.0, M - 1.0)
+LENGTH, NUMBER = VoteSpec("length", 0.0, 2.0), VoteSpec("number", 0.0, M - 1.0)
 CLIENTS = synthetic_regression(M, D, seed=1).federation
 
 
@@ -43,7 +43,7 @@ def rounds_of(made):
 
 def test_released_votes_are_recorded_by_name_and_charged_together():
     _, found, ledger = rounds_of(simulation(cdp_fedexp(clip="adaptive", noise_multiplier=1e-6)))
-    assert list(found[0].extra) == ["vote_within_clip", "vote_length", "vote_number"]
+    assert list(found[0].extra) == ["noisy_mean_within_clip", "noisy_mean_length", "noisy_mean_number"]
     [(event, count)] = ledger.charges()
     assert (count, [query.name for query in event.queries]) == (2, ["update", "within clip", "length", "number"])
 
@@ -52,9 +52,9 @@ def test_every_client_answers_for_itself_whatever_the_chunks():
     """A run without privacy shows the exact means: of the clients' numbers it is known."""
     found = [rounds_of(simulation(fedavg(), execution=Execution(chunk_size=n)))[1][0].extra for n in (1, 7, 30)]
     for extra in found:
-        assert extra["vote_number"] == pytest.approx((M - 1) / 2, abs=1e-9)
+        assert extra["noisy_mean_number"] == pytest.approx((M - 1) / 2, abs=1e-9)
         assert extra == pytest.approx(found[0], rel=1e-5)
-    assert 0.0 < found[0]["vote_length"] < 2.0
+    assert 0.0 < found[0]["noisy_mean_length"] < 2.0
 
 
 def test_votes_change_neither_the_clients_nor_the_noise_of_an_update():
@@ -74,17 +74,19 @@ def test_a_secure_run_answers_in_shapes_whose_last_rows_are_nobodys():
     # The noise of 30 clients' default is 1.5, and the range of numbers 29: 29·1.5/30·8 is eight deviations.
     quiet = replace(made.mechanism, votes=tuple(replace(vote, noise=1e-3) for vote in made.mechanism.votes))
     _, found, _ = rounds_of(replace(made, mechanism=quiet))
-    assert found[0].extra["vote_number"] == pytest.approx((M - 1) / 2, abs=29 * 1e-3 / 30 * 8)
+    assert found[0].extra["noisy_mean_number"] == pytest.approx((M - 1) / 2, abs=29 * 1e-3 / 30 * 8)
     _, plain, _ = rounds_of(simulation(fedavg()))
     # Eight deviations of the noise, and float32 rounding of other shapes.
-    assert found[0].extra["vote_length"] == pytest.approx(plain[0].extra["vote_length"], abs=2 * 1e-3 / 30 * 8 + 1e-5)
+    assert found[0].extra["noisy_mean_length"] == pytest.approx(
+        plain[0].extra["noisy_mean_length"], abs=2 * 1e-3 / 30 * 8 + 1e-5
+    )
 
 
 def test_an_empty_client_answers_too_and_a_cohort_of_nobody_has_votes_of_zero():
     some = Federation.from_clients([(torch.ones(n, D), torch.zeros(n)) for n in (0, 2, 3)])
     made = simulation(fedavg(), some)
     _, found, _ = rounds_of(made)
-    assert found[0].extra["vote_number"] == pytest.approx(1.0, abs=1e-9)
+    assert found[0].extra["noisy_mean_number"] == pytest.approx(1.0, abs=1e-9)
     request = Request(UPDATE, 1, made.begin(), made.mechanism)
     sums = made.cohort.collect(request, torch.zeros(0, dtype=torch.int64)).sums
     assert (sums.count, sums.votes.tolist()) == (0, [0.0, 0.0])
@@ -93,7 +95,7 @@ def test_an_empty_client_answers_too_and_a_cohort_of_nobody_has_votes_of_zero():
 @pytest.mark.parametrize(
     ("ballots", "reason"),
     [
-        (None, "'length' is asked for, and nobody answers it"),
+        (None, "'length' has no ballots"),
         (lambda r, c, u: torch.zeros(len(c), 1), r"ballots have shape \(30, 1\)"),
         (lambda r, c, u: torch.zeros(3, 2), r"ballots have shape \(3, 2\)"),
     ],

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.algorithms import cdp_fedexp
-from dpfedexp.core.local import Sgd
+from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.train import train
 from dpfedexp.flower.app import new_app

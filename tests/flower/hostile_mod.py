@@ -1,6 +1,6 @@
 """A mod that is put into the template's app to make chosen nodes misbehave in chosen rounds.
 
-The plan comes from the run's configuration as "node:round=behaviour …". It sits outside `private_training`, where a node's operator
+The plan comes from the run's configuration as "node:round=behavior …". It sits outside `private_training`, where a node's operator
 who changed the code would be: what it returns is what leaves the node.
 """
 

@@ -1,4 +1,4 @@
-"""Flower without a network: a grid that runs the real ClientApp in this process, through the real serialisation of messages."""
+"""Flower without a network: a grid that runs the real ClientApp in this process, through the real serialization of messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from dpfedexp.core.local import Sgd
+from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.data import synthetic_regression
 from dpfedexp.flower import DpFedExp, private_training
 from dpfedexp.models import linear_regression
@@ -37,7 +37,7 @@ class Silence:
 
 
 def through_the_wire(message: Message) -> Message:
-    """The message as its receiver gets it: every object serialised and read back."""
+    """The message as its receiver gets it: every object serialized and read back."""
     contents = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
     received = inflate_object_from_contents(message.object_id, contents)
     received.metadata.__dict__["_message_id"] = message.metadata.message_id
@@ -55,10 +55,10 @@ class LoopbackGrid(Grid):
         node_config: dict | None = None,
         run_config: dict | None = None,
         reply_of: Callable[[Message, Message], Message | list[Message] | None] | None = None,
-        serialise: bool = True,
+        serialize: bool = True,
     ) -> None:
         self.app, self.reply_of = app, reply_of
-        self.carry = through_the_wire if serialise else (lambda message: message)
+        self.carry = through_the_wire if serialize else (lambda message: message)
         given = {"num-partitions": nodes, **(node_config or {})}
         self.contexts = {
             n: Context(1, n, {"partition-id": n - 1, **given}, RecordDict(), run_config or {})

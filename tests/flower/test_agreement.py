@@ -21,7 +21,7 @@ from dpfedexp.engine.train import train
 from dpfedexp.flower import DpFedExp, answer, private_training
 from dpfedexp.flower import client as mod
 from dpfedexp.flower.messages import BALLOTS
-from tests.optimisers import Adagrad
+from tests.optimizers import Adagrad
 from tests.sizes import long, sized
 
 from .loopback import LOCAL, LoopbackGrid, Silence, flat, plain_app, problem
@@ -70,7 +70,7 @@ def test_six_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeypat
         # Without noise PrivUnit has no direction to orthogonalise: fixed draws, the same on both sides, take its place.
         noise = Fixed
         # Its reports are rounded to a coarse grid in a deployment, which the test of the distribution covers.
-        monkeypatch.setattr("dpfedexp.flower.messages.deployed", lambda mechanism: mechanism)
+        monkeypatch.setattr("dpfedexp.flower.messages.with_secure_noise", lambda mechanism: mechanism)
         monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.secure", lambda mechanism, strict=False: mechanism)
         monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.noise_kind", True)
     monkeypatch.setattr(mod, "deployment_noise", noise)
@@ -130,7 +130,7 @@ def test_nodes_that_host_many_clients_give_the_same_round(name, tmp_path, silent
     assert cohort.train_metrics_clientapp[1]["valid"] == 6
     for name_, array in single.arrays.items():
         np.testing.assert_allclose(cohort.arrays[name_].numpy(), array.numpy(), rtol=2e-5, atol=2e-6)
-    assert "whoever runs that node" in strategy.statement.text
+    assert "the operator of that node" in strategy.statement.text
 
 
 ROUNDS = sized(60, 200)
@@ -149,7 +149,7 @@ ROUNDS = sized(60, 200)
 def test_noisy_rounds_have_the_simulators_distribution(algorithm, tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda fd: None)
     federation, model = problem(clients=3, dimension=40)
-    grid = LoopbackGrid(plain_app(federation, model), 3, serialise=False)
+    grid = LoopbackGrid(plain_app(federation, model), 3, serialize=False)
     strategy = DpFedExp(algorithm, clients=3, rounds=ROUNDS, folder=tmp_path, node_timeout=1)
     engine = strategy.engine(grid, ArrayRecord(model.state_dict()), 1.0, ConfigRecord())
     simulation, _ = prepare(model, federation, algorithm, local=LOCAL, rounds=1, device="cpu")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfedexp.flower.local import Certificates, Deployment, free_port, make_certificates
+from dpfedexp.flower.local_deployment import Certificates, Deployment, free_port, make_certificates
 from tests.sizes import long
 
 from .app_folder import LOCAL, PATIENCE, QUICK, make_app, run_app, wait_until

@@ -23,12 +23,12 @@ import torch
 from safetensors.torch import load_file
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.core.local import Sgd
+from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.flower import train_local
 from dpfedexp.flower.access import read_nodes
-from dpfedexp.flower.local import QUIET, Deployment, make_node_key, marked
+from dpfedexp.flower.local_deployment import QUIET, Deployment, make_node_key, marked
 from dpfedexp.flower.monitor import read_status
 from dpfedexp.models import linear_regression
 from tests.sizes import long
@@ -256,7 +256,7 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
     assert [entry.round for entry in Ledger.open(out / "ledger.jsonl", read_only=True).entries] == [1, 2, 3]
     assert "Resuming after round 1 of 3" in log
     assert "not finite" in log
-    assert "the app's train function failed; the node's own log says why" in log
+    assert "the app's train function failed; see the node's log" in log
     # The text of the exception names a value of the node's own: it is in that node's log and nowhere else.
     assert "client is 47110815" in (deployment.folder / "supernode2.log").read_text()
     assert not any("47110815" in path.read_text() for path in (app / "run.log", deployment.folder / "superlink.log"))
@@ -268,9 +268,9 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
 
 def nodes_kept_their_own_ledger_over_runs_and_restarts(place: Path) -> None:
     """The central rounds, those asked twice included."""
-    books = [Ledger.open(place / f"guard.node{i}.ledger.jsonl", read_only=True) for i in range(3)]
+    charged = [Ledger.open(place / f"guard.node{i}.ledger.jsonl", read_only=True) for i in range(3)]
     # Three answers in round 1, none to three in the round that was killed, three in round 2, one in round 3.
-    assert 7 <= sum(len(book) for book in books) <= 10
+    assert 7 <= sum(len(book) for book in charged) <= 10
 
 
 def unregistered_node_was_refused(deployment: Deployment, stranger: subprocess.Popen) -> None:

@@ -18,13 +18,13 @@ from dpfedexp import Federation, Run, fit
 from dpfedexp.algorithms.probe import CLIP, RATE
 from dpfedexp.config import parse
 from dpfedexp.core.client_metrics import NORMAL_95
-from dpfedexp.core.local_rate import USUAL, chosen, located, slowed
-from dpfedexp.core.sums import HALF
+from dpfedexp.core.local_rate import PRIOR_RATE, clip_from_votes, rate_for_noise, rate_from_votes
+from dpfedexp.core.sums import MAX_SHARE
 from dpfedexp.engine.engine import BEFORE, LOCAL_RATE, Engine, Request
 from dpfedexp.engine.fit import fit_settings
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.verify import outcome, verify_run
-from dpfedexp.flower.local import Deployment
+from dpfedexp.flower.local_deployment import Deployment
 from tests.sizes import long
 
 from .app_folder import PATIENCE, QUICK, make_app, run_app
@@ -103,12 +103,16 @@ class Votes:
         state = replace(start, memory={**start.memory, LOCAL_RATE: torch.tensor(rate, dtype=torch.float64)})
         mechanism = engine.probe.mechanism(purpose)
         sums = engine.cohort.answer(Request(purpose, BEFORE, state, mechanism)).sums.vector.cpu()
-        deviation = math.sqrt(mechanism.noise_variance(engine.expected, engine.expected)) / HALF
-        draw, shares = torch.Generator().manual_seed(3), sums / engine.expected / HALF
+        deviation = math.sqrt(mechanism.noise_variance(engine.expected, engine.expected)) / MAX_SHARE
+        draw, shares = torch.Generator().manual_seed(3), sums / engine.expected / MAX_SHARE
         noise = engine.mechanism.noise_share(len(start.w), engine.expected)
 
         def choice(shares: Tensor) -> float:
-            found = slowed(chosen(shares, deviation), noise) if purpose == RATE else located(shares, deviation)
+            found = (
+                rate_for_noise(rate_from_votes(shares, deviation), noise)
+                if purpose == RATE
+                else clip_from_votes(shares, deviation)
+            )
             return math.log10(found)
 
         found = [choice(shares + deviation * torch.randn(len(shares), generator=draw)) for _ in range(DRAWS)]
@@ -185,8 +189,8 @@ def test_ten_nodes_choose_what_one_machine_chooses_for_the_same_clients(tmp_path
             assert deployed.privacy.epsilon_total == pytest.approx(8.0, abs=1e-3)
 
             votes = Votes.of(model, clients)
-            mean, deviation = votes.drawn(RATE, USUAL)
-            stands_out = abs(mean - math.log10(USUAL)) > 2 * DEVIATIONS * deviation
+            mean, deviation = votes.drawn(RATE, PRIOR_RATE)
+            stands_out = abs(mean - math.log10(PRIOR_RATE)) > 2 * DEVIATIONS * deviation
             assert stands_out == (kind == "many"), "the rate of 200 clients is theirs and not the prior's"
             for run in (deployed, simulated):
                 votes.explain(run.history)

@@ -29,7 +29,7 @@ each_setting = pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", 
 
 def run(place, algorithm=CDP, rounds=3, resume=False, watch=None) -> DpFedExp:
     given = {"rounds": rounds, "resume": resume, "noise": Silence, "on_round": watch}
-    return deploy(place, algorithm, grid_of(serialise=False), **given)[0]
+    return deploy(place, algorithm, grid_of(serialize=False), **given)[0]
 
 
 def book(place) -> Ledger:
@@ -82,7 +82,7 @@ def test_a_deleted_ledger_beside_a_checkpoint_or_head_is_not_begun_anew(also, tm
     run(tmp_path)
     for name in (LEDGER, *also):
         (tmp_path / name).unlink()
-    with pytest.raises(LedgerError, match=r"ledger.* is missing, so nobody could say what was charged"):
+    with pytest.raises(LedgerError, match=r"ledger.* is missing, so what was charged is unknown"):
         run(tmp_path, rounds=4, resume=True)
     with pytest.raises(InputError, match="is not empty"):
         run(tmp_path, rounds=4)
@@ -144,10 +144,10 @@ def test_of_two_copies_of_a_folder_one_goes_on(algorithm, locks, tmp_path, monke
     if locks:
         run(one, algorithm, rounds=4, watch=second)
     else:
-        with pytest.raises(LedgerError, match="another copy of its folder went on"):
+        with pytest.raises(LedgerError, match="another copy of the run continued"):
             run(one, algorithm, rounds=4, watch=second)
     winner, loser = (one, two) if locks else (two, one)
-    with pytest.raises(LedgerError, match="another copy of its folder went on"):
+    with pytest.raises(LedgerError, match="another copy of the run continued"):
         run(loser, algorithm, rounds=4, resume=True)
     assert outcome(verify_run(winner)) == "holds"
     assert outcome(verify_run(loser)) == "false"
@@ -157,13 +157,13 @@ def test_of_two_copies_of_a_folder_one_goes_on(algorithm, locks, tmp_path, monke
 def test_an_anchor_that_is_missing_or_inside_the_run_folder_is_refused(tmp_path, monkeypatch, private_root):
     place = tmp_path / "run"
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(place / "private"))
-    with pytest.raises(InputError, match="lies in the run's own folder"):
+    with pytest.raises(InputError, match="is inside the run's folder"):
         run(place)
     assert not (place / LEDGER).exists()
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(private_root))
     run(place, rounds=1)
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "elsewhere"))
-    missing = r"the anchor .* is missing, so an older copy .* copy it from where the run was begun"
+    missing = r"the anchor .* is missing, so an older copy .* copy it from the machine where the run was started"
     with pytest.raises(LedgerError, match=missing):
         run(place, rounds=2, resume=True)
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(private_root))

@@ -16,15 +16,15 @@ import torch
 
 from dpfedexp.accounting import Ledger, Sampling, gdp
 from dpfedexp.accounting.compose import compose
-from dpfedexp.accounting.ledger import Mark
+from dpfedexp.accounting.ledger import LedgerMark
 from dpfedexp.core.clipping import Clipped, clip
-from dpfedexp.core.sums import within_clip
+from dpfedexp.core.sums import within_clip_vote
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import Guard
 from dpfedexp.flower import guard as guard_ledger
-from dpfedexp.flower.app_settings import announced
+from dpfedexp.flower.app_settings import configured_run
 from dpfedexp.flower.guard import Refused, node_charge, total
-from dpfedexp.flower.messages import Request, deployed
+from dpfedexp.flower.messages import NodeRequest, with_secure_noise
 from dpfedexp.flower.monitor import guard_summary
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
@@ -40,8 +40,8 @@ def book(folder) -> Ledger:
     return Ledger.open(folder / "guard.ledger.jsonl", read_only=True)
 
 
-def request(mechanism=LocalGaussian(0.3, 9.0), round=1, **given) -> Request:
-    return Request(round, "n", mechanism, Sampling(), **given)
+def request(mechanism=LocalGaussian(0.3, 9.0), round=1, **given) -> NodeRequest:
+    return NodeRequest(round, "n", mechanism, Sampling(), **given)
 
 
 def admitted_of(guard: Guard, requests, reason: str) -> int:
@@ -113,14 +113,14 @@ def test_a_request_for_many_clients_is_charged_for_all_of_them_or_refused(tmp_pa
     "mechanism",
     [
         CentralGaussian(0.3, 5.0, numerator="free"),
-        CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, votes=(within_clip(4.0),)),
+        CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, votes=(within_clip_vote(4.0),)),
         LocalGaussian(0.3, 2.0, "paper"),
     ],
     ids=["free", "paper and count", "local"],
 )
 def test_what_is_charged_covers_the_shift_that_replacing_every_hosted_client_makes(mechanism):
     """The sum of 9 clients at one pole of the ball against 9 at the other, in units of the noise that is on it."""
-    mechanism = deployed(mechanism)
+    mechanism = with_secure_noise(mechanism)
     event, count = node_charge(mechanism, 9)
     mu = event.mu * math.sqrt(count)
     if isinstance(mechanism, LocalGaussian):
@@ -212,9 +212,9 @@ def test_a_deleted_ledger_is_refused_until_its_traces_are_deleted_knowingly(guar
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "state"))
     spend(guard, 1)
     reasons = (
-        r"missing beside guard\.anchor\.json and .*head; restore it from a back-up",
+        r"missing beside guard\.anchor\.json and .*head; restore it from a backup",
         r"missing beside guard\.anchor\.json; restore it",
-        r"guard\.toml was charged before 1 times, as .* has seen .*take the line id out",
+        r"guard\.toml was charged before 1 times, as .* has seen .*remove the line id",
     )
     for name, reason in zip(FILES, reasons, strict=True):
         (tmp_path / name).unlink()
@@ -357,12 +357,12 @@ def test_an_anchor_that_moved_while_the_ledger_was_in_use_is_not_written_over(gu
 
     def charge_meanwhile() -> None:
         with guard_ledger.guard_ledger(guard.path) as ledger:
-            anchor.remember(Mark(7, "another's"))
+            anchor.remember(LedgerMark(7, "another's"))
             ledger.charge(2, LocalGaussian(0.3, 9.0).client_event())
 
     with pytest.raises(LedgerError, match=r"was changed while guard\.ledger\.jsonl was in use"):
         charge_meanwhile()
-    assert anchor.mark() == Mark(7, "another's")
+    assert anchor.mark() == LedgerMark(7, "another's")
 
 
 def test_the_id_is_written_into_the_guard_file_once_or_taken_from_it(guard, tmp_path):
@@ -412,7 +412,7 @@ def test_of_many_messages_at_once_only_those_within_the_total_are_admitted(tmp_p
 
 def test_a_scaled_charge_is_scaled_under_the_other_adjacency_too():
     """What was shown: the ledger of a node with ten clients said ε 4.5 under add-remove, the price of one of them."""
-    mechanism = CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, votes=(within_clip(4.0),))
+    mechanism = CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, votes=(within_clip_vote(4.0),))
     one, (ten, count) = mechanism.client_event(), node_charge(mechanism, 10)
     assert count == 1
     for adjacency in ("replace-one", "add-remove"):
@@ -435,7 +435,7 @@ def test_the_server_learns_neither_what_was_spent_in_other_runs_nor_where_files_
     assert "would take this node's total to epsilon" in caplog.text
     (tmp_path / LEDGER[0]).unlink()
     shown = ask(**asked, run=2).error.reason
-    assert shown == "dpfedexp: this node's own ledger can't be used; the node's own log says why."
+    assert shown == "dpfedexp: this node's own ledger can't be used; see the node's log."
     assert "guard.ledger.jsonl is missing beside" in caplog.text
 
 
@@ -499,7 +499,7 @@ def test_the_central_guard_file_of_the_page_admits_four_runs_of_the_template_at_
     text = next(block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "central-gaussian" in block)
     for rounds in (1, 3):
         config = {"epsilon": 8.0, "rounds": rounds, "clients": 3, "folder": "runs/first", "evaluate": "numbers"}
-        run = announced(tuple((f"federation.{name}", value) for name, value in config.items()), 5)
+        run = configured_run(tuple((f"federation.{name}", value) for name, value in config.items()), 5)
         asked = [(0, run.probe.rate), (0, run.probe.clip)]
         for number in range(1, rounds + 1):
             asked += [(number, run.mechanism.at_radius(30.0)), (number, run.evaluation)]
@@ -508,7 +508,7 @@ def test_the_central_guard_file_of_the_page_admits_four_runs_of_the_template_at_
         path.write_text(text.replace("9f2c…", "ab" * 32))
         guard = Guard.load(path)
         assert set(guard.overrides) == {f"federation.{name}" for name in ("folder", "nodes", "clients", "resume")}
-        requests = [request(deployed(mechanism), round=number) for number, mechanism in asked]
+        requests = [request(with_secure_noise(mechanism), round=number) for number, mechanism in asked]
         for name in range(4):
             for one in requests:
                 guard.admit(one, run=str(name))

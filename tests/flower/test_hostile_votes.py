@@ -14,15 +14,15 @@ from dpfedexp import Sgd, cdp_fedexp, fedavg
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE
 from dpfedexp.core.client_metrics import EVALUATION
-from dpfedexp.core.local_rate import LEAST, watched
+from dpfedexp.core.local_rate import MIN_RATE, next_rate
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.client import Announcement, admit_announced
+from dpfedexp.flower.client import AnnouncedLimits, admit_announced
 from dpfedexp.flower.guard import Guard, Refused
-from dpfedexp.flower.messages import REPORT, REQUEST, Request
+from dpfedexp.flower.messages import REPORT, REQUEST, NodeRequest
 from dpfedexp.mechanisms import CentralGaussian, PrivUnit
-from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.mechanisms.serialization import decode, encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 from ..engine.test_cohorts import ALGORITHMS, EPSILON, MEASURING, ROUNDS, M, announced, flower, flower_app, problem
@@ -36,9 +36,9 @@ QUESTION = CentralGaussian(1.0, 1.0).asking(RATE, 4.0)
 EVALUATING = CentralGaussian(1.0, 1.0).asking(EVALUATION, 4.0)
 
 
-def asked(mechanism, purpose, round=0, **more) -> Request:
-    record = Request(round, "n" * 32, mechanism, Sampling(), purpose=purpose, **more).to_record()
-    return Request.from_message(Message(RecordDict({REQUEST: record}), dst_node_id=1, message_type="train"))
+def asked(mechanism, purpose, round=0, **more) -> NodeRequest:
+    record = NodeRequest(round, "n" * 32, mechanism, Sampling(), purpose=purpose, **more).to_record()
+    return NodeRequest.from_message(Message(RecordDict({REQUEST: record}), dst_node_id=1, message_type="train"))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_request_and_its_mechanism_are_for_the_same_purpose():
 
 def test_a_node_answers_as_many_updates_as_were_announced_and_every_vote_once():
     """The attack: votes that were not asked paid for two updates more."""
-    made = Announcement.of_run(CONFIG, 6)
+    made = AnnouncedLimits.of_run(CONFIG, 6)
     context = Context(1, 1, {}, RecordDict(), CONFIG)
     for round in range(1, ROUNDS + 1):
         admit_announced(asked(made.mechanism, UPDATE, round), context, 6)
@@ -86,37 +86,37 @@ def test_a_node_answers_as_many_updates_as_were_announced_and_every_vote_once():
     for purpose in (RATE, CLIP):
         vote = asked(made.probe.mechanism(purpose), purpose)
         admit_announced(vote, context, 6)
-        with pytest.raises(Refused, match="a repeated answer costs again"):
+        with pytest.raises(Refused, match="a repeated answer is charged again"):
             admit_announced(vote, context, 6)
     for round in (2, 3):
         admit_announced(asked(made.evaluation, EVALUATION, round), context, 6)
-    with pytest.raises(Refused, match="a repeated answer costs again"):
+    with pytest.raises(Refused, match="a repeated answer is charged again"):
         admit_announced(asked(made.evaluation, EVALUATION, 3), context, 6)
     with pytest.raises(Refused, match="had 6 when this run began"):
         admit_announced(asked(made.mechanism, UPDATE, 1), context, 7)
 
 
 def test_a_run_with_a_fixed_clip_asks_for_no_vote_on_it():
-    made = Announcement.of_run({**CONFIG, "algorithm.clip": 0.5}, 6)
+    made = AnnouncedLimits.of_run({**CONFIG, "algorithm.clip": 0.5}, 6)
     made.check(asked(made.probe.mechanism(RATE), RATE))
     with pytest.raises(Refused, match="not one that this run announced"):
         made.check(asked(made.probe.mechanism(CLIP), CLIP))
 
 
 def test_an_evaluation_is_answered_where_it_was_announced_and_at_its_price():
-    made = Announcement.of_run(CONFIG, 6)
+    made = AnnouncedLimits.of_run(CONFIG, 6)
     made.check(asked(made.evaluation, EVALUATION, 2))
     dearer = replace(made.evaluation, noise_multiplier=made.evaluation.noise_multiplier / 2)
     with pytest.raises(Refused, match="above the"):
         made.check(asked(dearer, EVALUATION, 2))
-    silent = Announcement.of_run({**CONFIG, "federation.evaluate": ""}, 6)
+    silent = AnnouncedLimits.of_run({**CONFIG, "federation.evaluate": ""}, 6)
     with pytest.raises(Refused, match="which this run did not announce"):
         silent.check(asked(made.evaluation, EVALUATION, 2))
 
 
 def test_a_guard_that_allows_a_round_allows_each_vote_whatever_its_largest_clip(tmp_path):
     algorithm = cdp_fedexp(clip=0.3, target_epsilon=8.0)
-    made = Announcement.of_run({**CONFIG, "federation.rounds": 100, "federation.epsilon": 8.0}, 6)
+    made = AnnouncedLimits.of_run({**CONFIG, "federation.rounds": 100, "federation.epsilon": 8.0}, 6)
     file = guard_file(
         tmp_path, max_clip=0.3, max_epsilon_per_round=2.0, max_epsilon_total=50.0, mechanisms=["central-gaussian"]
     )
@@ -246,6 +246,6 @@ def test_votes_without_privacy_are_charged_as_such(tmp_path):
 def test_the_rate_falls_to_no_less_than_its_least():
     rate = 0.1
     for _ in range(2000):
-        rate, _ = watched(rate, 0.0, 0.0, 0.0)
-    assert rate == LEAST > 0
+        rate, _ = next_rate(rate, 0.0, 0.0, 0.0)
+    assert rate == MIN_RATE > 0
     assert np.float32(rate) > 0

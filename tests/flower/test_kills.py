@@ -26,7 +26,7 @@ from dpfedexp.accounting import Ledger, compose
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import LedgerError
-from dpfedexp.flower.local import Deployment
+from dpfedexp.flower.local_deployment import Deployment
 from dpfedexp.flower.monitor import read_status
 from tests.sizes import long
 

@@ -21,7 +21,7 @@ import pytest
 from dpfedexp.accounting import Ledger
 from dpfedexp.flower.access import core_dumpers, peer
 from dpfedexp.flower.app import app_hash
-from dpfedexp.flower.local import Deployment, free_port, program
+from dpfedexp.flower.local_deployment import Deployment, free_port, program
 from dpfedexp.flower.site import ACQUIRE, NO_REPORT, serve_runtime
 from tests.sizes import long
 
@@ -214,7 +214,7 @@ def test_an_app_reads_no_secret_and_gets_nothing_out_and_a_stranger_gets_no_task
     assert any(token for token, _ in tried[0]), "Flower's own SuperExec shows the token, and it is worth nothing"
     assert all(status == "404" for token, status in tried[0] if token)
     assert not any(token for token, _ in tried[1]), "ours does not show it"
-    assert f"a process of user {STRANGER} reached for the app's task and got nothing" in log
+    assert f"a process of user {STRANGER} requested the app's task and was refused" in log
     for index in (0, 1):
         found = json.loads((shared / f"node{index}.json").read_text())
         assert (found["user"], found["core"], found["opened"]) == (NOBODY, [0, 0], []), "the app saw files of the site"
@@ -229,18 +229,18 @@ def listens(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def gate(apart: bool) -> Iterator[int]:
+def gate(other_user: bool) -> Iterator[int]:
     """The node's gate in front of an application that checks a secret as Flower does, and the port of it."""
 
     async def application(scope, receive, send):
         if scope["type"] == "lifespan":
             return
         knows = dict(scope["headers"]).get(b"secret") == b"right"
-        status = 200 if knows or scope["path"] != ACQUIRE or not apart else 401
+        status = 200 if knows or scope["path"] != ACQUIRE or not other_user else 401
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
-    config = SimpleNamespace(superexec_auth_secret=None, isolation="process" if apart else "subprocess")
+    config = SimpleNamespace(superexec_auth_secret=None, isolation="process" if other_user else "subprocess")
     config.host, config.port = "127.0.0.1", free_port()
     config.runtime_ssl_certfile = config.runtime_ssl_keyfile = None
     with pytest.MonkeyPatch.context() as patch:
@@ -278,12 +278,12 @@ def ask_as(user: int, port: int, *asked: str, script: str = "") -> list[int]:
 @as_others
 def test_only_the_user_who_has_shown_the_secret_is_answered():
     task = "/v1/runtime/pull-task-input"
-    with gate(apart=True) as port:
+    with gate(other_user=True) as port:
         assert ask_as(NOBODY, port, task, ACQUIRE, ACQUIRE + "=wrong", task) == [404, 401, 401, 404]
         assert ask_as(NOBODY, port, ACQUIRE + "=right", task) == [200, 200]
         assert ask_as(STRANGER, port, task, ACQUIRE, ACQUIRE + "=wrong", task, "/docs") == [404, 401, 401, 404, 404]
         assert ask_as(NOBODY, port, task) == [200], "another process of the same user, as every app is"
-    with gate(apart=False) as port:
+    with gate(other_user=False) as port:
         assert ask_as(os.geteuid(), port, ACQUIRE, task) == [200, 200]
         assert ask_as(STRANGER, port, ACQUIRE, task) == [404, 404], (
             "no secret is asked for here, so no other user may ask"
@@ -295,7 +295,7 @@ def test_an_app_that_may_dump_core_gets_no_task(public_place, caplog):
     """What was shown: `flower-superexec` as the operator's page had it, whose apps hold rows and may leave them in a core."""
     script = public_place / "flower-superexec"
     script.write_text(ASK)
-    with gate(apart=True) as port:
+    with gate(other_user=True) as port:
         assert ask_as(NOBODY, port, ACQUIRE + "=right", script=str(script)) == [200]
         command = as_user([sys.executable, str(script), str(port), "more", ACQUIRE + "=right"], NOBODY)
         raised = ["prlimit", "--core=4096:4096", *command]
@@ -334,7 +334,7 @@ def test_the_user_of_a_connection_is_known_in_both_families(listens, connects):
 def test_a_header_does_not_say_where_a_request_comes_from(monkeypatch):
     # Tests beside this one may run Flower's own programs as the same user.
     monkeypatch.setattr("dpfedexp.flower.site.core_dumpers", lambda user: [])
-    with gate(apart=True) as port:
+    with gate(other_user=True) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port)
         connection.request("POST", ACQUIRE, b"", {"secret": "right", "X-Forwarded-For": "192.0.2.7"})
         assert connection.getresponse().status == 200

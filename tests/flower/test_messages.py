@@ -16,23 +16,23 @@ from scipy.stats import chi
 from dpfedexp.accounting import Sampling
 from dpfedexp.core.clipping import Clipped
 from dpfedexp.core.noise import Streams, step_for
-from dpfedexp.core.sums import Sums, Vote, within_clip
+from dpfedexp.core.sums import Sums, Vote, within_clip_vote
 from dpfedexp.errors import InputError
 from dpfedexp.flower.messages import (
     REPORT,
     REQUEST,
-    Request,
+    NodeRequest,
     as_array,
-    deployed,
     read_sums,
     report_content,
     sums_content,
+    with_secure_noise,
 )
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit, Report
-from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.mechanisms.serialization import decode, encode
 
 WIDTH = 3
-COUNTED = CentralGaussian(0.5, 1.0, votes=(within_clip(2.0),))
+COUNTED = CentralGaussian(0.5, 1.0, votes=(within_clip_vote(2.0),))
 PAPER = CentralGaussian(0.5, 1.0, numerator="paper", scalar_multiplier=3.0)
 
 
@@ -58,17 +58,19 @@ def message(content: RecordDict) -> Message:
     return SimpleNamespace(content=content)  # type: ignore[return-value]
 
 
-def received(**changes) -> Request:
+def received(**changes) -> NodeRequest:
     """What a node reads of a request in which these values were changed."""
     record = dict(
-        Request(2, "nonce", deployed(COUNTED), Sampling("poisson", 0.25), rounds=7, clients_per_node=4).to_record()
+        NodeRequest(
+            2, "nonce", with_secure_noise(COUNTED), Sampling("poisson", 0.25), rounds=7, clients_per_node=4
+        ).to_record()
     )
-    return Request.from_message(message(RecordDict({REQUEST: ConfigRecord({**record, **changes})})))
+    return NodeRequest.from_message(message(RecordDict({REQUEST: ConfigRecord({**record, **changes})})))
 
 
 def added(clients: int, mechanism=COUNTED, **changes) -> Sums:
     """What the server reads of the sums of so many clients of a node, each one of norm C and within the clip."""
-    request = Request(1, "nonce", mechanism, Sampling(), tuple(range(clients)))
+    request = NodeRequest(1, "nonce", mechanism, Sampling(), tuple(range(clients)))
     vector = torch.tensor([mechanism.clip * clients, 0.0, 0.0], dtype=torch.float64)
     squares = mechanism.clip**2 * clients if mechanism.numerator == "paper" else 0.0
     votes = torch.full((len(mechanism.votes),), clients / 2, dtype=torch.float64)
@@ -80,15 +82,15 @@ def added(clients: int, mechanism=COUNTED, **changes) -> Sums:
 
 def test_a_request_arrives_as_it_was_sent():
     for given in (
-        Request(2, "nonce", deployed(COUNTED), Sampling("poisson", 0.25), rounds=7, clients_per_node=4),
-        Request(1, "nonce", deployed(PAPER), Sampling(), clients=(3, 0), clients_per_node=4),
-        Request(1, "nonce", deployed(LocalGaussian(0.3, 0.7)), Sampling(), tau_eta_l=0.5),
+        NodeRequest(2, "nonce", with_secure_noise(COUNTED), Sampling("poisson", 0.25), rounds=7, clients_per_node=4),
+        NodeRequest(1, "nonce", with_secure_noise(PAPER), Sampling(), clients=(3, 0), clients_per_node=4),
+        NodeRequest(1, "nonce", with_secure_noise(LocalGaussian(0.3, 0.7)), Sampling(), tau_eta_l=0.5),
     ):
         record = given.to_record()
         assert isinstance(record, ConfigRecord)
-        assert Request.from_message(message(RecordDict({REQUEST: record}))) == given
-    assert Request(1, "n", COUNTED, Sampling()).size == 1
-    assert Request(1, "n", COUNTED, Sampling(), clients=(4, 2)).size == 2
+        assert NodeRequest.from_message(message(RecordDict({REQUEST: record}))) == given
+    assert NodeRequest(1, "n", COUNTED, Sampling()).size == 1
+    assert NodeRequest(1, "n", COUNTED, Sampling(), clients=(4, 2)).size == 2
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_a_request_with_a_wrong_value_is_refused_by_its_name(changes, field):
 def test_a_report_counts_as_much_through_the_wire_as_without_it(mechanism):
     rows = torch.tensor([[0.1, -0.2, 0.3]])
     report = mechanism.randomize(Clipped(rows, torch.tensor([True])), torch.arange(1), Streams(0).at("noise", 1))
-    request = Request(1, "nonce", mechanism, Sampling())
+    request = NodeRequest(1, "nonce", mechanism, Sampling())
     content = report_content(report, request)
     assert content[REPORT]["vector"].numpy().shape == (WIDTH,)
     through, without = read_sums(message(content), request, WIDTH), mechanism.collect(report)
@@ -140,7 +142,7 @@ def test_a_report_counts_as_much_through_the_wire_as_without_it(mechanism):
     "votes", [[-0.6, 0.0], [0.0, math.inf], [math.nan, 0.0], [0.5], [0.5, 0.1, 0.1], 0.5, "0.5", [1, 0]]
 )
 def test_votes_are_as_many_as_were_asked_and_each_within_a_half(votes):
-    request = Request(
+    request = NodeRequest(
         1, "nonce", replace(COUNTED, votes=(*COUNTED.votes, Vote("loss", 0.0, 10.0, noise=3.0))), Sampling()
     )
     content = report_content(Report(torch.zeros(1, WIDTH), votes=torch.tensor([[0.5, 0.1]])), request)
@@ -152,7 +154,7 @@ def test_votes_are_as_many_as_were_asked_and_each_within_a_half(votes):
 @pytest.mark.parametrize("level", [-1, "k + 1", 1.0])
 def test_a_level_is_one_of_those_that_exist(level):
     mechanism = PrivUnit(0.5, WIDTH)
-    request = Request(1, "nonce", mechanism, Sampling())
+    request = NodeRequest(1, "nonce", mechanism, Sampling())
     for value in (0, mechanism.scalar.k, level):
         given = mechanism.scalar.k + 1 if value == "k + 1" else value
         content = report_content(Report(torch.tensor([[1.0, 0.0, 0.0]]), level=torch.tensor([0])), request)
@@ -177,7 +179,7 @@ def test_hosted_clients_may_all_lie_on_the_ball_and_within_the_clip(mechanism):
 def test_hosted_privunit_reports_may_all_have_the_least_estimate_of_a_square():
     mechanism = PrivUnit(0.5, WIDTH)
     least, most = (4 * bound for bound in mechanism.square_bounds(WIDTH))
-    request = Request(1, "nonce", mechanism, Sampling(), (0, 1, 2, 3))
+    request = NodeRequest(1, "nonce", mechanism, Sampling(), (0, 1, 2, 3))
     for squares, fits in ((least, True), (most, True), (1.001 * least, False), (1.001 * most, False)):
         sums = Sums(torch.zeros(WIDTH).double(), torch.tensor(squares, dtype=torch.float64), torch.zeros(0), 4)
         if fits:
@@ -248,9 +250,9 @@ def test_a_mechanism_that_makes_no_sense_is_a_sentence(old, new, sentence):
 
 
 def test_the_sums_of_a_node_are_put_on_the_grid_of_the_servers_noise():
-    mechanism = deployed(PAPER)
+    mechanism = with_secure_noise(PAPER)
     given = Sums(torch.full((WIDTH,), 1 / 3).double(), torch.tensor(1 / 7).double(), torch.zeros(0).double(), 2)
-    found = mechanism.settled(given)
+    found = mechanism.prepare_sums(given)
     for value, before, step in (
         (found.vector, given.vector, step_for(mechanism.noise_multiplier * mechanism.clip)),
         (found.squares, given.squares, step_for(mechanism.scalar_multiplier * mechanism.clip**2)),

@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from scipy.stats import ks_2samp, kstest
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.flower import deployment_noise, private_training, privatize
-from dpfedexp.flower.messages import REPORT, REQUEST, ROWS, Request
+from dpfedexp.flower import clip_and_randomize, deployment_noise, private_training
+from dpfedexp.flower.messages import REPORT, REQUEST, ROWS, NodeRequest
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 
 from .loopback import through_the_wire
@@ -37,7 +37,7 @@ def claimed(shape: tuple[int, ...], values: np.ndarray) -> Array:
 )
 def test_a_model_that_is_not_what_it_claims_is_refused(array, monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *size, **options: pytest.fail("made room before it looked"))
-    given = Request(1, "n" * 32, LocalGaussian(0.3, 2.2), Sampling())
+    given = NodeRequest(1, "n" * 32, LocalGaussian(0.3, 2.2), Sampling())
     content = RecordDict({"arrays": ArrayRecord({"w": array}), REQUEST: given.to_record()})
     message = Message(content, 7, "train")
     message.metadata.__dict__["_message_id"] = "m"
@@ -61,7 +61,7 @@ def ask(
 
     `control` is the server's control variate in every coordinate; `seen` gets the messages that reach the app.
     """
-    given = Request(round, "n" * 32, mechanism, Sampling(), **request)
+    given = NodeRequest(round, "n" * 32, mechanism, Sampling(), **request)
     seen = [] if seen is None else seen
     records = {"arrays": {"w": np.ones(4, dtype=np.float32)}}
     if control is not None:
@@ -107,7 +107,7 @@ def test_an_update_that_is_not_finite_becomes_zero_and_a_huge_one_is_clipped(bad
 
 
 def test_local_noise_has_its_size_and_is_never_the_same_twice():
-    """Two nodes with the same update send different reports, each with noise zC: 400 standardised draws are normal."""
+    """Two nodes with the same update send different reports, each with noise zC: 400 standardized draws are normal."""
     mechanism = LocalGaussian(0.2, 3.0)
     rows = np.array([sent(ask(mechanism)) for _ in range(100)])
     z = (rows - [0.2, 0, 0, 0]) / mechanism.sigma
@@ -139,8 +139,8 @@ def test_privunit_for_another_dimension_is_refused():
 
 def test_privatize_takes_rows_and_single_updates():
     mechanism = CentralGaussian(1.0, 1.0, numerator="free")
-    one = privatize(torch.tensor([3.0, 4.0]), mechanism)
-    many = privatize(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), mechanism)
+    one = clip_and_randomize(torch.tensor([3.0, 4.0]), mechanism)
+    many = clip_and_randomize(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), mechanism)
     torch.testing.assert_close(one.vector[0], many.vector[0])
     assert float(many.vector.norm(dim=1).max()) <= 1.0
 
@@ -204,7 +204,7 @@ def test_a_guard_that_is_missing_or_damaged_or_whose_ledger_was_changed_refuses_
     for text in (None, "max_clip = 1.0", "max_clip = ", "max_clop = 1.0"):
         if text is not None:
             path.write_text(text)
-        reason = "dpfedexp: this node's guard file can't be used; the node's own log says why."
+        reason = "dpfedexp: this node's guard file can't be used; see the node's log."
         assert asked().error.reason == reason
     guard_file(tmp_path)
     assert not asked().has_error()
@@ -219,7 +219,7 @@ def test_neither_the_message_nor_the_run_can_name_the_guard(tmp_path):
     narrow = tmp_path / "own"
     narrow.mkdir()
     node = {"dpfedexp-guard": str(guard_file(narrow))}
-    request = Request(1, "n", LocalGaussian(0.3, 0.7), Sampling())
+    request = NodeRequest(1, "n", LocalGaussian(0.3, 0.7), Sampling())
     content = RecordDict(
         {
             "arrays": ArrayRecord({"w": Array(np.ones(4, dtype=np.float32))}),

@@ -27,8 +27,8 @@ from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower.access import check_file
 from dpfedexp.flower.app import _end, app_hash, new_app, paths_from_here, read_overrides, run_app
 from dpfedexp.flower.guard import Guard
-from dpfedexp.flower.local import Deployment, find_running, running, stop_running
-from dpfedexp.flower.messages import Request
+from dpfedexp.flower.local_deployment import Deployment, find_running, running, stop_running
+from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.flower.monitor import guard_metrics, guard_summary, metrics_server, read_status, run_metrics, to_text
 from dpfedexp.mechanisms import LocalGaussian
 
@@ -74,7 +74,7 @@ def guard(tmp_path) -> Guard:
 
 
 def charge(guard: Guard, round: int = 1) -> None:
-    request = Request(round, "n" * 32, LocalGaussian(0.5, 3.0).secure(), Sampling())
+    request = NodeRequest(round, "n" * 32, LocalGaussian(0.5, 3.0).secure(), Sampling())
     guard.admit(request, run="11", app="ab" * 32)
 
 
@@ -93,7 +93,7 @@ def test_status_and_statement_are_there_after_every_round_and_say_how_it_ended(t
 
 
 def test_the_status_of_a_local_run_counts_a_round_before_anybody_is_asked(tmp_path):
-    """Clients randomise and send in a round that the server may not live to finish."""
+    """Clients randomize and send in a round that the server may not live to finish."""
     grid = Watching(lambda: read_status(tmp_path)["epsilon"])
     start(tmp_path, grid, ldp_fedexp(clip=0.5, noise_multiplier=3.0))
     assert grid.seen[0] > 0
@@ -258,7 +258,7 @@ def test_the_documented_commands_of_a_site_leave_no_file_that_its_node_refuses(t
     ("options", "reason"),
     [
         (["--allow-runtime-dependency-installation"], "would let an app bring code"),
-        (["--insecure", "--superlink=fl.example.org:9092"], "sends everything to fl.example.org as it is"),
+        (["--insecure", "--superlink=fl.example.org:9092"], "sends everything to fl.example.org unencrypted"),
         (["--isolation", "process"], "needs --superexec-auth-secret-file"),
         (["--trusted-entities=x.yaml"], "refuses every local app"),
         (["--insec", "--superlink=fl.example.org:9092"], "--insec is short for --insecure"),
@@ -403,7 +403,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_started(tmp_pat
     start(tmp_path / "run", Nodes(THREE))
     monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *_: None)
     taken = f'federation.folder="{tmp_path / "run"}"'
-    with pytest.raises(InputError, match=r"holds a run already; go on with it \(--resume\)"):
+    with pytest.raises(InputError, match=r"already holds a run; resume it \(--resume\)"):
         run_app(tmp_path / "app", "up", [taken])
     assert run_app(tmp_path / "app", "up", [taken, "federation.resume=true"]) == 2
     assert run_app(tmp_path / "app", "up", [f'federation.folder="{tmp_path / "new"}"']) == 2

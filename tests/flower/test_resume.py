@@ -16,7 +16,7 @@ from dpfedexp.engine import checkpoint, engine
 from dpfedexp.errors import InputError
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.monitor import read_status
-from tests.optimisers import Adagrad
+from tests.optimizers import Adagrad
 
 from .loopback import Crash, Silence, deploy, grid_of, problem
 
@@ -47,7 +47,7 @@ def checkpointed(folder) -> int:
 KILLED = {
     "adaptive": CDP,
     "adam": dp_fedadam(clip=0.5, noise_multiplier=1.0),
-    "an optimiser of one's own": replace(SAFE, server=Adagrad(floor=0.5)),
+    "an optimizer of one's own": replace(SAFE, server=Adagrad(floor=0.5)),
     "safe": SAFE,
 }
 
@@ -70,7 +70,7 @@ def test_a_run_killed_while_it_waits_resumes_to_the_same_model_memory_and_ledger
     shown, before = ([dict(one.train_metrics_clientapp[n]) for n in rounds] for one in (result, expected))
     assert shown == before, "history survives"
     steps = {line["eta_g"] for line in shown[2:]}
-    assert name != "safe" or steps - {1.0, step_size.FIRST}, "the memory must matter for the comparison"
+    assert name != "safe" or steps - {1.0, step_size.FIRST_CAP}, "the memory must matter for the comparison"
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_under_poisson_sampling_neither_metrics_nor_logs_say_who_or_how_many(tmp
 
 def test_a_folder_with_another_run_is_not_overwritten(tmp_path):
     start(tmp_path, CDP)
-    with pytest.raises(InputError, match=r"is not empty; name a new one in federation\.folder, or go on with"):
+    with pytest.raises(InputError, match=r"is not empty; name a new one in federation\.folder, or resume with"):
         start(tmp_path, CDP)
 
 
@@ -276,7 +276,7 @@ def test_the_server_logs_the_preflight_and_the_verdict_and_writes_both(tmp_path,
     with caplog.at_level(logging.INFO, logger="flwr"):
         strategy, _ = deploy(tmp_path, dp_fedavg(clip=0.5, noise_multiplier=200.0), clients=4, rounds=6)
     warned = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
-    assert warned[0].startswith("4 clients: client-level privacy can't work here")
+    assert warned[0].startswith("4 clients: client-level privacy does not work here")
     assert all(line["update_norm"] > 0 for line in strategy.history)
     told = [json.loads(line) for line in (tmp_path / "advice.jsonl").read_text().splitlines()]
     assert [one["sentence"] for one in told] == [one.sentence for one in strategy.run.advice]

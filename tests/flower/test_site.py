@@ -30,14 +30,14 @@ from dpfedexp.errors import InputError
 from dpfedexp.flower import site as seam_module
 from dpfedexp.flower.access import VERSIONS
 from dpfedexp.flower.app import new_app
-from dpfedexp.flower.client import privatize
+from dpfedexp.flower.client import clip_and_randomize
 from dpfedexp.flower.guard import Guard
 from dpfedexp.flower.helper import HELPER
-from dpfedexp.flower.messages import REFUSAL, REPORT, REQUEST, Request, read_sums
+from dpfedexp.flower.messages import REFUSAL, REPORT, REQUEST, NodeRequest, read_sums
 from dpfedexp.flower.site import NO_REPORT, PULL, PUSH, MessageGate, Site
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
-from dpfedexp.mechanisms.aggregation import Round, unmasked
-from dpfedexp.mechanisms.text import encode
+from dpfedexp.mechanisms.aggregation import RoundBinding, unmask_sum
+from dpfedexp.mechanisms.serialization import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 from ..mechanisms.parties import charges, helper_file, public_key, round_of, rows, sent
@@ -75,7 +75,7 @@ class Node:
 
     def ask(self, mechanism=CENTRAL, kind="train", round=1, records=None, ttl=3600.0, **request) -> Message:
         """The server's message, taken in by Flower's own function."""
-        given = Request(round, f"{round:032d}", mechanism, Sampling(), **request)
+        given = NodeRequest(round, f"{round:032d}", mechanism, Sampling(), **request)
         content = {"arrays": arrays(MODEL), "config": ConfigRecord(), REQUEST: given.to_record()}
         message = Message(RecordDict(content if records is None else records), 7, kind, group_id=str(round), ttl=ttl)
         message.metadata.__dict__["_run_id"] = self.run.run_id
@@ -208,7 +208,7 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REPORTED)
 @pytest.mark.parametrize("mechanism", [CENTRAL, LOCAL], ids=["central", "local"])
 def test_what_leaves_is_one_charged_report_whatever_else_the_app_returned(kind, mechanism, node):
-    request = Request.from_message(node.exchange(REPORTED[kind], mechanism))
+    request = NodeRequest.from_message(node.exchange(REPORTED[kind], mechanism))
     answer = node.answer()
     assert set(answer.content) == {REPORT, REQUEST}
     assert set(answer.content[REQUEST]) <= {"round", "nonce", "level", "votes"}
@@ -235,7 +235,7 @@ def test_what_is_no_update_becomes_the_one_error_and_is_not_charged(kind, node):
 def test_a_failure_is_a_charged_report_of_zero_where_the_site_says_so(tmp_path, bundle):
     node = Node(tmp_path, bundle, answer_failures=True)
     message = node.exchange(lambda m: Message(Error(77, WORD), reply_to=m))
-    assert float(read_sums(node.answer(), Request.from_message(message), 4).vector.norm()) == 0
+    assert float(read_sums(node.answer(), NodeRequest.from_message(message), 4).vector.norm()) == 0
     assert node.charges == 1
 
 
@@ -290,7 +290,7 @@ def test_an_honest_update_arrives_as_it_was_computed_and_the_ledger_says_when_fo
     kept = RecordDict({"kept": ConfigRecord({"who": WORD})})
     node.state.set_run_series_context(9, Context(5, 7, {"dpfedexp-guard": "/tmp/mine"}, kept, {}))
     message = node.exchange(hostile(honest()))
-    vector = read_sums(node.answer(), Request.from_message(message), 4).vector
+    vector = read_sums(node.answer(), NodeRequest.from_message(message), 4).vector
     assert vector.tolist() == pytest.approx([0.3, 0.0, 0.0, 0.4], abs=1e-6)
     assert WORD.encode() not in node.everything
     line = node.guard.ledger.read_text().splitlines()[1]
@@ -400,7 +400,7 @@ def test_a_helper_answers_in_its_own_process_and_starts_no_app(tmp_path, bundle,
     assert charges(file) == 0
     answer = asked(**fields).content.array_records[REPORT]["vector"].numpy()
     assert (charges(file), stored(node)) == (1, 0)
-    total = from_words(unmasked([message.words for message in messages.values()], answer))
+    total = from_words(unmask_sum([message.words for message in messages.values()], answer))
     assert float((total - units.sum(0)).abs().max()) < 64 * 2.0**21
     assert asked(**fields).has_error()
 
@@ -410,12 +410,12 @@ def test_what_leaves_the_site_is_the_clipped_row_under_a_mask_that_the_helper_ca
     node.exchange(hostile(honest()), MASKED)
     content = node.answer().content
     words = content.array_records[REPORT]["vector"].numpy()
-    binding = Round(str(node.run.run_id), 1, NONCE, len(words), 0.5, encode(MASKED))
+    binding = RoundBinding(str(node.run.run_id), 1, NONCE, len(words), 0.5, encode(MASKED))
     seed = file.helper().key.open(content.config_records[REQUEST]["seed"], binding.info(7))
     assert seed is not None
-    found = from_words(unmasked([words], expand(seed, len(words))))
+    found = from_words(unmask_sum([words], expand(seed, len(words))))
     update = torch.from_numpy(honest()["arrays"]["w"].numpy()) - 1.0
-    assert torch.equal(found, MASKED.units(privatize(update, MASKED))[0])
+    assert torch.equal(found, MASKED.units(clip_and_randomize(update, MASKED))[0])
 
 
 @pytest.mark.parametrize(

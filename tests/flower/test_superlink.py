@@ -24,12 +24,12 @@ from flwr.superlink.routers.fleet.router import router as fleet_router
 from dpfedexp.errors import InputError
 from dpfedexp.flower import superlink as own_messages
 from dpfedexp.flower.access import node_id, parse_address, read_keys, read_nodes
-from dpfedexp.flower.local import make_node_key
+from dpfedexp.flower.local_deployment import make_node_key
 from dpfedexp.flower.superlink import (
     EXPECTED,
     FLEET,
-    Only,
-    OwnMessages,
+    FilteredApp,
+    NodeMessages,
     handlers,
     is_fleet,
     is_own_user,
@@ -101,7 +101,7 @@ async def everything(scope, receive, send):
 
 
 def test_the_nodes_end_serves_flowers_fleet_paths_and_nothing_else():
-    outer = Only(everything, is_fleet)
+    outer = FilteredApp(everything, is_fleet)
     assert {route.path for route in fleet_router.routes} == FLEET
     for path in FLEET:
         assert ask(outer, path) == 200
@@ -241,7 +241,7 @@ def content(value: float) -> RecordDict:
 def link(monkeypatch):
     for name in EXPECTED:
         monkeypatch.setattr(handlers, name, getattr(handlers, name))  # put back at the end
-    OwnMessages().install()
+    NodeMessages().install()
     return Link()
 
 
@@ -298,4 +298,4 @@ def test_anothers_message_is_neither_fetched_nor_deleted(link):
 def test_a_function_of_flowers_that_moved_is_named(name, monkeypatch):
     monkeypatch.setattr(own_messages.handlers, name, lambda request: None)
     with pytest.raises(InputError, match=name):
-        OwnMessages().install()
+        NodeMessages().install()

@@ -16,23 +16,23 @@ from torch import nn
 
 from dpfedexp import Execution, Federation, StepRate, cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, train
 from dpfedexp.accounting import Sampling
-from dpfedexp.core.local import OPTIMISERS, Sgd, schedule
+from dpfedexp.core.local_optimizer import OPTIMIZERS, Sgd, schedule
 from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.flower import DpFedExp, answer, data_path, local_from, serve, strategy_from, train_local
 from dpfedexp.flower import training as flower_training
-from dpfedexp.flower.messages import REQUEST, Request
+from dpfedexp.flower.messages import REQUEST, NodeRequest
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.models import linear_regression
-from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
+from tests.optimizers import AdamW, Bounded, Cosine, HeavyBall
 
 from .app_folder import ALMOST_NO_NOISE, make_app
 from .loopback import LOCAL, LoopbackGrid, flat, plain_app, problem
 
 SIZES, DIMENSION = (7, 3, 5), 4
 STEPS = {"lr": 0.05, "epochs": 2, "batch_size": 2, "proximal": 0.4}
-OPTIMISERS_OF_A_CLIENT = {
+OPTIMIZERS_OF_A_CLIENT = {
     "sgd": Sgd(**STEPS),
     "sample": Sgd(lr=0.05, steps=5, batch_size=2, max_examples=4),
     "heavy ball": HeavyBall(**STEPS),
@@ -53,10 +53,10 @@ def network(dimension=DIMENSION) -> nn.Module:
     return nn.Sequential(nn.Linear(dimension, 3), nn.Tanh(), nn.Linear(3, 1), nn.Flatten(0))
 
 
-@pytest.mark.parametrize("name", OPTIMISERS_OF_A_CLIENT)
+@pytest.mark.parametrize("name", OPTIMIZERS_OF_A_CLIENT)
 @pytest.mark.parametrize("corrected", [False, True])
 def test_a_client_trains_bit_for_bit_as_in_the_simulators_loop(name, corrected):
-    local, clients, model = OPTIMISERS_OF_A_CLIENT[name], federation(), network()
+    local, clients, model = OPTIMIZERS_OF_A_CLIENT[name], federation(), network()
     simulation, _ = prepare(
         model, clients, fedavg(), local=local, rounds=1, execution=Execution(trainer="loop", device="cpu")
     )
@@ -131,20 +131,20 @@ def template(tmp_path, monkeypatch):
         ("dp_fedavg", {"steps": None, "epochs": 2, "batch_size": 2, "proximal": 0.5}),
         ("dp_fedavg", {"steps": 6, "batch_size": 2, "max_examples": 4}),
         ("dp_scaffold", {"steps": 4, "batch_size": 2}),
-        ("dp_fedavg", {"optimiser": "heavy-ball", "steps": 4, "momentum": 0.7}),
-        ("dp_fedavg", {"optimiser": "adamw", "steps": 4, "clip_gradient": 0.5}),
+        ("dp_fedavg", {"optimizer": "heavy-ball", "steps": 4, "momentum": 0.7}),
+        ("dp_fedavg", {"optimizer": "adamw", "steps": 4, "clip_gradient": 0.5}),
         (
             "dp_fedavg",
             {"steps": 4, "momentum": 0.5, "schedule.kind": "step", "schedule.every": 1, "schedule.factor": 0.3},
         ),
     ],
-    ids=["epochs, batch_size, proximal", "max_examples", "scaffold", "an optimiser of one's own", "adamw", "schedule"],
+    ids=["epochs, batch_size, proximal", "max_examples", "scaffold", "an optimizer of one's own", "adamw", "schedule"],
 )
 def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_section_says(
     algorithm, local, template, tmp_path, monkeypatch
 ):
     """Three rounds, because SCAFFOLD corrects nothing in the first; 2e-5 is float32 through messages."""
-    monkeypatch.setitem(OPTIMISERS, "heavy-ball", HeavyBall)
+    monkeypatch.setitem(OPTIMIZERS, "heavy-ball", HeavyBall)
     task, app, config = template(
         federation={"rounds": 3, "folder": str(tmp_path / "out"), "node_timeout": 1.0},
         algorithm={"name": algorithm, "target_epsilon": None, "noise_multiplier": ALMOST_NO_NOISE},
@@ -166,7 +166,7 @@ def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_sec
     assert next(calls, None) is None
     make = {"dp_fedavg": dp_fedavg, "dp_scaffold": dp_scaffold}[algorithm]
     given = {"lr": 0.02, **{name: value for name, value in local.items() if value is not None and "." not in name}}
-    kind = OPTIMISERS[given.pop("optimiser", "sgd")]
+    kind = OPTIMIZERS[given.pop("optimizer", "sgd")]
     if "schedule.kind" in local:
         given["schedule"] = StepRate(every=1, factor=0.3)
     run = train(
@@ -187,7 +187,7 @@ MODEL = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
 
 
 def message(*asked, round=1) -> Message:
-    request = Request(round, "nonce", CentralGaussian(1.0, 1.0), Sampling(), asked)
+    request = NodeRequest(round, "nonce", CentralGaussian(1.0, 1.0), Sampling(), asked)
     content = RecordDict({"arrays": ArrayRecord(MODEL.state_dict()), REQUEST: request.to_record()})
     return Message(content, dst_node_id=1, message_type="train")
 

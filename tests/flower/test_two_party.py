@@ -1,4 +1,4 @@
-"""Two aggregators on Flower: real messages, real serialisation, a helper's file with its ledger, and parties that misbehave."""
+"""Two aggregators on Flower: real messages, real serialization, a helper's file with its ledger, and parties that misbehave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from dpfedexp.accounting import Ledger, compose
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold
-from dpfedexp.algorithms.algorithm import aggregated
+from dpfedexp.algorithms.algorithm import with_aggregation
 from dpfedexp.algorithms.round import Poisson, advance
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, RoundFailed
@@ -68,7 +68,7 @@ class Federation:
 
     def strategy(self, algorithm, name="run", **options):
         given = {"rounds": 2, "node_timeout": 1, "local": LOCAL, "clients": self.clients, **options}
-        return DpFedExp(aggregated(algorithm, "two-party"), folder=self.folder / name, **given)
+        return DpFedExp(with_aggregation(algorithm, "two-party"), folder=self.folder / name, **given)
 
     def run(self, algorithm, name="run", **options):
         strategy = self.strategy(algorithm, name, **options)
@@ -206,7 +206,7 @@ def _changed_answer(kind):
         ("another set", "another round or another set"),
         ("another length", "shape"),
         ("floats", "type is not uint64"),
-        ("dropped seeds", "a mask is still on it"),
+        ("dropped seeds", "a mask was not removed"),
         ("silence", "the helper did not answer"),
     ],
 )
@@ -295,7 +295,7 @@ def test_epsilon_alone_is_enough_and_the_votes_are_masked_and_charged_by_the_hel
     strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
     names = [[query.name for query in entry.event.queries] for entry in strategy.ledger.entries]
     assert names[:2] == [["local rate"], ["first clip"]]
-    assert names[2:] == [["update", "within clip", "helped"], ["rate scale"], ["update", "within clip", "helped"]]
+    assert names[2:] == [["update", "within clip", "improved"], ["rate scale"], ["update", "within clip", "improved"]]
     assert charges(federation.file) == 5
     assert strategy.statement.epsilon_total <= 8.0
     assert 1e-4 <= strategy.history[0]["local_rate"] <= 100

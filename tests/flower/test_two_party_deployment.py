@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.flower.local import Deployment, marked
+from dpfedexp.flower.local_deployment import Deployment, marked
 from tests.sizes import long
 
 from ..mechanisms.parties import helper_file, public_key
@@ -111,7 +111,7 @@ def test_whoever_is_killed_has_released_nothing_uncharged_and_the_run_is_resumed
     file = helper_file(tmp_path / "helper", min_clients=2, per_round=1e3, total=1e4)
     (tmp_path / "guard.toml").write_text(GUARD.format(key=public_key(file)), encoding="utf-8")
     WithHelper.helper, WithHelper.guard = str(file.path), str(tmp_path / "guard.toml")
-    out, books, app = tmp_path / "out", tmp_path / "helper" / "helper.ledger.jsonl", app_of(tmp_path)
+    out, charged, app = tmp_path / "out", tmp_path / "helper" / "helper.ledger.jsonl", app_of(tmp_path)
     with WithHelper(
         tmp_path / "up", CLIENTS + 1, tls=True, environment={**QUICK, "DPFEDEXP_PRIVATE": str(tmp_path / "state")}
     ) as deployment:
@@ -119,14 +119,14 @@ def test_whoever_is_killed_has_released_nothing_uncharged_and_the_run_is_resumed
         assert (tmp_path / "killed-client").exists(), log
         assert (tmp_path / "killed-helper").exists(), log
         assert checkpoint(out)["round"] == 0, "nothing was released"
-        assert rounds_of(out / "ledger.jsonl") == rounds_of(books) == [1]
+        assert rounds_of(out / "ledger.jsonl") == rounds_of(charged) == [1]
         log = finish(start(deployment, app, "federation.resume=true"), app)
         assert (tmp_path / "killed-server").exists(), log
         assert checkpoint(out)["round"] == 1, log
-        assert rounds_of(out / "ledger.jsonl") == rounds_of(books) == [1, 1, 2]
+        assert rounds_of(out / "ledger.jsonl") == rounds_of(charged) == [1, 1, 2]
         log = finish(start(deployment, app, "federation.resume=true"), app)
         assert checkpoint(out)["round"] == 2, log
-        assert rounds_of(out / "ledger.jsonl") == rounds_of(books) == [1, 1, 2, 2]
+        assert rounds_of(out / "ledger.jsonl") == rounds_of(charged) == [1, 1, 2, 2]
     statement = json.loads((out / "privacy.json").read_text())
     assert statement["setting"] == "two-party"
     assert statement["rounds"] == 4, "what was charged and not released is in the statement too"

@@ -14,19 +14,19 @@ from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, ldp_fedexp
 from dpfedexp.algorithms.probe import bind
 from dpfedexp.algorithms.round import Full
-from dpfedexp.core.sums import Ask, Vote
+from dpfedexp.core.sums import Vote, VoteSpec
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.flower import DpFedExp, private_training
-from dpfedexp.flower.client import Announcement
+from dpfedexp.flower.client import AnnouncedLimits
 from dpfedexp.flower.guard import Refused
-from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, Request
+from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, NodeRequest
 
 from .loopback import LOCAL, LoopbackGrid, Silence, plain_app, problem
 from .test_agreement import hosting_app, silent_streams
 
 ALGORITHM = cdp_fedexp(clip="adaptive", noise_multiplier=1e-4)
-LENGTH, UNSAID = Ask("length", 0.0, 4.0), Ask("unsaid", 0.0, 10.0)
+LENGTH, UNSAID = VoteSpec("length", 0.0, 4.0), VoteSpec("unsaid", 0.0, 10.0)
 VOTES = (LENGTH, UNSAID)
 
 
@@ -74,11 +74,11 @@ def test_votes_agree_with_the_simulators_and_what_is_not_said_is_the_middle(tmp_
     state, found, ledger = simulated(monkeypatch, federation, model)
     for number, expected in enumerate(found, start=1):
         shown = result.train_metrics_clientapp[number]
-        assert 0.0 < shown["vote_length"] < 4.0
+        assert 0.0 < shown["noisy_mean_length"] < 4.0
         # float32 programs of a few dozen operations, and a lattice of 2⁻²⁰ noises.
-        assert shown["vote_length"] == pytest.approx(expected.extra["vote_length"], rel=2e-5)
-        assert shown["vote_within_clip"] == pytest.approx(expected.extra["vote_within_clip"], abs=1e-9)
-        assert shown["vote_unsaid"] == expected.extra["vote_unsaid"] == 5.0
+        assert shown["noisy_mean_length"] == pytest.approx(expected.extra["noisy_mean_length"], rel=2e-5)
+        assert shown["noisy_mean_within_clip"] == pytest.approx(expected.extra["noisy_mean_within_clip"], abs=1e-9)
+        assert shown["noisy_mean_unsaid"] == expected.extra["noisy_mean_unsaid"] == 5.0
     torch.testing.assert_close(strategy.state.w, state.w, rtol=2e-5, atol=2e-6)
     assert strategy.history[-1]["epsilon_total"] == pytest.approx(ledger.guarantee(1e-5).epsilon, rel=1e-9)
     assert '"within clip", "length", "unsaid"' in strategy.statement.text
@@ -106,7 +106,7 @@ def test_one_apps_odd_answer_counts_as_the_middle_or_an_end(said, tmp_path):
     means = []
     for values in (lambda node: {"length": 1.0}, lambda node: said if node == 3 else {"length": 1.0}):
         _, result = flower_run(tmp_path / str(len(means)), model, LoopbackGrid(answering(federation, model, values), 6))
-        means.append(result.train_metrics_clientapp[1]["vote_length"])
+        means.append(result.train_metrics_clientapp[1]["noisy_mean_length"])
         assert result.train_metrics_clientapp[1]["valid"] == 6
     given = said.get("length")
     # A list of one number is that number; a number of no use is the middle, 2.
@@ -121,8 +121,8 @@ def test_nodes_that_host_many_clients_add_their_votes(tmp_path, silent):
     app = hosting_app(federation, model, answers)
     _, result = flower_run(tmp_path, model, LoopbackGrid(app, 2), clients_per_node=3)
     shown = result.train_metrics_clientapp[1]
-    assert shown["vote_length"] == pytest.approx(sum(n / 2 for n in range(6)) / 6, abs=1e-5)
-    assert shown["vote_unsaid"] == 5.0, "one number for three clients is odd"
+    assert shown["noisy_mean_length"] == pytest.approx(sum(n / 2 for n in range(6)) / 6, abs=1e-5)
+    assert shown["noisy_mean_unsaid"] == 5.0, "one number for three clients is odd"
 
 
 def test_a_client_that_is_missing_counts_as_the_middle(tmp_path):
@@ -130,19 +130,19 @@ def test_a_client_that_is_missing_counts_as_the_middle(tmp_path):
     app = answering(federation, model, lambda node: {"length": 4.0})
     grid = LoopbackGrid(app, 6, reply_of=lambda asked, reply: None if asked.metadata.dst_node_id == 2 else reply)
     _, result = flower_run(tmp_path, model, grid, timeout=0.5)
-    assert result.train_metrics_clientapp[1]["vote_length"] == pytest.approx((5 * 4.0 + 2.0) / 6, abs=1e-5)
+    assert result.train_metrics_clientapp[1]["noisy_mean_length"] == pytest.approx((5 * 4.0 + 2.0) / 6, abs=1e-5)
 
 
 def test_a_run_that_announced_its_epsilon_may_ask_for_votes_within_it_and_for_nothing_more():
     """The votes' price comes out of the update's, so that a node without a guard admits them by the announcement alone."""
     config = {"algorithm.name": "cdp_fedexp", "algorithm.clip": "adaptive", "algorithm.target_epsilon": 8.0}
     config |= {"federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
-    announced = Announcement.of_run(config, 20)
+    announced = AnnouncedLimits.of_run(config, 20)
     mechanism, *_ = bind(cdp_fedexp(clip="adaptive", target_epsilon=8.0), None, 20, 6, Full(), 3, True, VOTES)
-    announced.check(Request(1, "nonce", mechanism, Sampling(), rounds=3))
+    announced.check(NodeRequest(1, "nonce", mechanism, Sampling(), rounds=3))
     more = replace(mechanism, votes=(*mechanism.votes, Vote("one more", noise=mechanism.votes[0].noise)))
     with pytest.raises(Refused, match="above the"):
-        announced.check(Request(1, "nonce", more, Sampling(), rounds=3))
+        announced.check(NodeRequest(1, "nonce", more, Sampling(), rounds=3))
 
 
 def test_local_privacy_has_no_votes_on_flower_either(tmp_path):

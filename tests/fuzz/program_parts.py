@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
-from dpfedexp import AdamW, Federation, LocalOptimiser, Sgd
-from dpfedexp.data.synthetic import Generated
+from dpfedexp import AdamW, Federation, LocalOptimizer, Sgd
+from dpfedexp.data.synthetic import GeneratedClients
 
 COUNT, WIDTH, WORDS, LABELS = 5, 6, 9, 3
 GLOBAL: dict[Any, Any] = {}
@@ -348,7 +348,7 @@ def _once_seen() -> Callable[[Tensor], Tensor]:
 
 
 _FUNCTIONS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
-    "centred": lambda: lambda h: h - h.mean(0),
+    "centered": lambda: lambda h: h - h.mean(0),
     "rarely mixed": lambda: lambda h: h + torch.where((h > 30).any(), h.amax(0), torch.zeros(())),
     "in place": lambda: lambda h: h.mul_(1.5),
     "copy in place": lambda: lambda h: h.clone().add_(1).clamp_(-5, 5),
@@ -570,7 +570,7 @@ def transform_of(chance: Chance, kind: str) -> Callable[[Any], Any] | None:
 
 
 @dataclass(frozen=True)
-class Own(LocalOptimiser):
+class Own(LocalOptimizer):
     """A caller's own optimizer."""
 
     how: str = "plain"
@@ -583,7 +583,7 @@ class Own(LocalOptimiser):
     def needs_all_gradients(self) -> bool:
         return self.how == "joined"
 
-    def joined(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def combine_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         total = sum(value.sum() for value in gradients.values())
         return {name: value + 0.01 * total for name, value in gradients.items()}
 
@@ -605,7 +605,7 @@ class Own(LocalOptimiser):
         return m + more[self.how]() if self.how in more else m
 
 
-def local_of(chance: Chance) -> LocalOptimiser:
+def local_of(chance: Chance) -> LocalOptimizer:
     # Half of the programs have public shapes, in which clients train together.
     how = chance.pick("batches", "bounded", "bounded", "bounded batches", "steps and batches", "whole", "epochs")
     batching: dict[str, Any] = {
@@ -683,4 +683,4 @@ def clients_of(chance: Chance, kind: str, transform: Callable[[Any], Any] | None
         }.get(how, lambda: 0.0)()
         return x + more, targets[torch.from_numpy(ids)]
 
-    return Generated(COUNT, 3, make, transform=transform), place
+    return GeneratedClients(COUNT, 3, make, transform=transform), place

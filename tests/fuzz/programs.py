@@ -31,7 +31,7 @@ from tests.fuzz.program_parts import COUNT, Chance, clients_of, forget, local_of
 
 CLIP, SECONDS = 1.0, 120
 PRIVATE = dp_fedavg(clip=CLIP, noise_multiplier=2.0)
-TOGETHER = ("auto", "auto", "loop", "loop", "tiled-loop", "vectorised", "tiled-vectorised")
+TOGETHER = ("auto", "auto", "loop", "loop", "tiled-loop", "vectorized", "tiled-vectorized")
 ALONE = ("auto", "auto", "loop", "loop", "tiled-loop")
 
 
@@ -43,7 +43,7 @@ class Result:
     verdict: str
     why: str = ""
     features: tuple[str, ...] = ()
-    learnt: bool = True
+    learned: bool = True
 
     def __str__(self) -> str:
         return f"seed {self.seed} {self.verdict}: {self.why}\n    {'; '.join(self.features)}"
@@ -75,8 +75,8 @@ def check(seed: int) -> Result:
     except Exception as error:
         return Result(seed, "failed", f"{type(error).__name__}: {str(error)[:300]}", features)
     verdict, why = _compared(*found)
-    learnt = isinstance(found[0], Run) and bool((_others(found[0]) != 0).any())
-    return Result(seed, verdict, why, features, learnt)
+    learned = isinstance(found[0], Run) and bool((_others(found[0]) != 0).any())
+    return Result(seed, verdict, why, features, learned)
 
 
 def _compared(one: Run | str, other: Run | str) -> tuple[str, str]:

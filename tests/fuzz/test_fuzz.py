@@ -36,7 +36,7 @@ from dpfedexp.cli import app
 from dpfedexp.cli.train import TEMPLATE
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise import Streams
-from dpfedexp.core.sums import within_clip
+from dpfedexp.core.sums import within_clip_vote
 from dpfedexp.data import synthetic_regression
 from dpfedexp.data.data_sets import read_idx
 from dpfedexp.engine import checkpoint as checkpoints
@@ -49,7 +49,7 @@ from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed
 from dpfedexp.flower import messages as wire
 from dpfedexp.flower.guard import Guard
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
-from dpfedexp.mechanisms import text as spec
+from dpfedexp.mechanisms import serialization as spec
 from dpfedexp.models import linear_regression
 from tests.sizes import sized
 
@@ -113,7 +113,7 @@ def idx(folder: Path) -> Target:
 
 
 MECHANISMS = [
-    CentralGaussian(0.3, 5.0, votes=(within_clip(9.0),)),
+    CentralGaussian(0.3, 5.0, votes=(within_clip_vote(9.0),)),
     LocalGaussian(0.3, 0.7),
     PrivUnit(0.3, WIDTH),
     CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=3.0),
@@ -238,10 +238,10 @@ def checkpoint(folder: Path) -> Target:
 
 def replies(folder: Path) -> Target:
     """What a Flower node may send. First byte: below 100 which request is answered, then a mechanism, a request, a guard file."""
-    requests = [wire.Request(1, "00ff", mechanism, Sampling()) for mechanism in MECHANISMS]
-    requests += [wire.Request(1, "00ff", MECHANISMS[n], Sampling(), clients=(0, 1)) for n in (0, 1, 3)]
+    requests = [wire.NodeRequest(1, "00ff", mechanism, Sampling()) for mechanism in MECHANISMS]
+    requests += [wire.NodeRequest(1, "00ff", MECHANISMS[n], Sampling(), clients=(0, 1)) for n in (0, 1, 3)]
 
-    def answer(number: int, request: wire.Request) -> bytes:
+    def answer(number: int, request: wire.NodeRequest) -> bytes:
         clients = max(1, len(request.clients))
         rows = clip(torch.ones(clients, WIDTH), 0.3)
         report = request.mechanism.randomize(rows, torch.arange(clients), Streams(0).at("noise", 1))
@@ -263,7 +263,7 @@ def replies(folder: Path) -> Target:
         except Exception:
             raise InputError("refused by Flower") from None
 
-    def reply(request: wire.Request, rest: bytes) -> None:
+    def reply(request: wire.NodeRequest, rest: bytes) -> None:
         """A sum that is returned is finite and no longer than so many honest reports."""
         text, _, body = rest.partition(b"\0")
 
@@ -289,7 +289,7 @@ def replies(folder: Path) -> Target:
                 assert spec.encode(spec.decode(rest.decode("utf-8", "replace")))
             elif number < 200:
                 asked = message(lambda: RecordDict({wire.REQUEST: ConfigRecord(json.loads(rest))}))
-                assert wire.Request.from_message(asked).round is not None
+                assert wire.NodeRequest.from_message(asked).round is not None
             else:
                 (folder / "guard.toml").write_bytes(rest)
                 assert Guard.load(folder / "guard.toml").max_clip > 0

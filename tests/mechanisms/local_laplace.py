@@ -12,7 +12,7 @@ from dpfedexp.core.clipping import Clipped
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import Sums
 from dpfedexp.errors import require
-from dpfedexp.mechanisms import Mechanism, Release, Report, Terms
+from dpfedexp.mechanisms import Mechanism, MechanismSpec, Release, Report
 from dpfedexp.mechanisms.base import make_sums, total
 from dpfedexp.mechanisms.registry import Entry
 
@@ -38,13 +38,13 @@ class LocalLaplace(Mechanism):
     rounded: bool = False
 
     @classmethod
-    def check_terms(cls, terms: Terms) -> None:
-        super().check_terms(terms)
-        require(terms.target_epsilon is not None, "target_epsilon is missing; local-laplace needs one.")
+    def check_spec(cls, spec: MechanismSpec) -> None:
+        super().check_spec(spec)
+        require(spec.target_epsilon is not None, "target_epsilon is missing; local-laplace needs one.")
 
     @classmethod
-    def bound(cls, terms: Terms) -> Mechanism:
-        return terms.drawn(LocalLaplace(terms.radius, terms.dimension, (terms.target_epsilon or 0.0) / terms.rounds))
+    def bound(cls, spec: MechanismSpec) -> Mechanism:
+        return spec.drawn(LocalLaplace(spec.radius, spec.dimension, (spec.target_epsilon or 0.0) / spec.rounds))
 
     @property
     def spread(self) -> float:
@@ -52,8 +52,8 @@ class LocalLaplace(Mechanism):
 
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
         rows = clipped.vectors
-        centred = noise.uniform(clients, rows.shape[1]).to(rows.device) - 0.5
-        drawn = -self.spread * centred.sign() * (-2.0 * centred.abs()).log1p()
+        centered = noise.uniform(clients, rows.shape[1]).to(rows.device) - 0.5
+        drawn = -self.spread * centered.sign() * (-2.0 * centered.abs()).log1p()
         noisy = rows.double() + drawn
         if self.rounded:
             step = 2.0 ** (math.frexp(self.spread)[1] - 20)

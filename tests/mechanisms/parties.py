@@ -11,8 +11,8 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise import to_words
 from dpfedexp.flower.helper import HelperFile
-from dpfedexp.mechanisms.aggregation import PrivateKey, Round, masked, new_key
-from dpfedexp.mechanisms.text import encode
+from dpfedexp.mechanisms.aggregation import PrivateKey, RoundBinding, mask_row, new_key
+from dpfedexp.mechanisms.serialization import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 D, CLIENTS = 5, 8
@@ -40,10 +40,10 @@ def public_key(file: HelperFile) -> str:
     return PrivateKey.load(file.private_key).public
 
 
-def round_of(mechanism=MECHANISM, number=1, run="run", nonce=None, columns=None) -> Round:
+def round_of(mechanism=MECHANISM, number=1, run="run", nonce=None, columns=None) -> RoundBinding:
     nonce = secrets.token_hex(16) if nonce is None else nonce
     columns = mechanism.columns(D) if columns is None else columns
-    return Round(run, number, nonce, columns, mechanism.clip, encode(mechanism))
+    return RoundBinding(run, number, nonce, columns, mechanism.clip, encode(mechanism))
 
 
 def rows(mechanism=MECHANISM, seed=0) -> torch.Tensor:
@@ -52,9 +52,9 @@ def rows(mechanism=MECHANISM, seed=0) -> torch.Tensor:
     return mechanism.units(report)
 
 
-def sent(round_: Round, key: str, units: torch.Tensor, first=100):
+def sent(round_: RoundBinding, key: str, units: torch.Tensor, first=100):
     """What the clients send: node → masked row and sealed seed."""
-    return {first + i: masked(to_words(row), round_, first + i, key) for i, row in enumerate(units)}
+    return {first + i: mask_row(to_words(row), round_, first + i, key) for i, row in enumerate(units)}
 
 
 def seeds(messages, nodes=None):

@@ -1,4 +1,4 @@
-"""Which floats are reachable tells neighbouring inputs apart under plain noise, and tells nothing on the grid.
+"""Which floats are reachable tells neighboring inputs apart under plain noise, and tells nothing on the grid.
 
 Mironov (2012) for Laplace noise; the same holds for Gaussian noise in floating point: near 0 floats are finer than near 1, so a
 small output with bits below those of 1 can't have come from an input of 1.
@@ -20,7 +20,7 @@ CHANCE = 5.2 * 0.5 / np.sqrt(2 * TRIALS)
 
 
 def outputs(mechanism, bit, noise, trials=TRIALS):
-    """What an observer sees of two neighbours: a client whose update is 0, or (1/16, …, 1/16) of norm 1 − a little."""
+    """What an observer sees of two neighbors: a client whose update is 0, or (1/16, …, 1/16) of norm 1 − a little."""
     row = torch.full((1, WIDTH), bit * CLIP / np.sqrt(WIDTH) * (1 - 2.0**-20))
     kept = Clipped(row, torch.ones(1, dtype=torch.bool))
     seen = []

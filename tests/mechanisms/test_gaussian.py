@@ -12,7 +12,7 @@ from dpfedexp.accounting import Query, Sampling
 from dpfedexp.core import noise as noise_module
 from dpfedexp.core.clipping import BLOCK, clip
 from dpfedexp.core.noise import Streams
-from dpfedexp.core.sums import Sums, Vote, within_clip
+from dpfedexp.core.sums import Sums, Vote, within_clip_vote
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit, Release
 from dpfedexp.mechanisms.base import lift, total
@@ -137,7 +137,7 @@ def test_a_local_release_is_the_mean_over_those_who_reported(mechanism):
 @pytest.mark.parametrize(("adjacency", "both"), [("replace-one", 2.0), ("add-remove", 1.0)])
 def test_every_query_is_charged_with_its_own_bound_sensitivity_noise_and_diameter(adjacency, both):
     mechanism = CentralGaussian(
-        0.3, 5.0, adjacency, "paper", 7.0, (within_clip(11.0), Vote("loss", 0.0, 10.0, noise=13.0))
+        0.3, 5.0, adjacency, "paper", 7.0, (within_clip_vote(11.0), Vote("loss", 0.0, 10.0, noise=13.0))
     )
     for sampling in (Sampling(), Sampling("poisson", 0.1)):
         assert mechanism.event(sampling).queries == (
@@ -167,7 +167,7 @@ def released(mechanism, rows, seed=0):
 
 GAUSSIANS = [
     CentralGaussian(RADIUS, 5.0, numerator="free"),
-    CentralGaussian(RADIUS, 2.0, numerator="paper", scalar_multiplier=3.0, votes=(within_clip(4.0),)),
+    CentralGaussian(RADIUS, 2.0, numerator="paper", scalar_multiplier=3.0, votes=(within_clip_vote(4.0),)),
     CentralGaussian(RADIUS, 5.0).secure(),
     LocalGaussian(RADIUS, 0.7, "free"),
     LocalGaussian(RADIUS, 0.7).secure(),

@@ -137,7 +137,7 @@ def test_v_is_a_unit_vector_at_the_drawn_height(d, count):
     assert torch.allclose(v[:, 0].double(), sample_height(constants, uniform), atol=1e-6)
 
 
-def test_a_zero_update_has_mean_zero_and_changes_nothing_that_its_neighbours_draw():
+def test_a_zero_update_has_mean_zero_and_changes_nothing_that_its_neighbors_draw():
     mechanism = PrivUnit(0.3, 10)
     _, c = mechanism.reconstruct(reports(mechanism, torch.zeros(1, 10), 20_000))
     assert bool(torch.isfinite(c).all())
@@ -226,7 +226,7 @@ def test_magnitude_is_unbiased_and_squared_norm_biased_low_by_exactly_the_roundi
 
 
 @pytest.mark.parametrize("epsilon2", [0.5, 2.0, 5.0])
-def test_randomised_response_has_the_exact_ratio(epsilon2):
+def test_randomized_response_has_the_exact_ratio(epsilon2):
     scalar = ScalarDP(epsilon2, 1.0)
     counts = torch.bincount(levels(scalar, 0.0), minlength=scalar.k + 1).double()
     keep = counts[0] / counts.sum()

@@ -21,8 +21,17 @@ from dpfedexp.core.noise import Streams, from_words
 from dpfedexp.errors import InputError
 from dpfedexp.flower.guard import Refused
 from dpfedexp.flower.helper import HelperFile
-from dpfedexp.mechanisms.aggregation import Answer, BadSeeds, PrivateKey, Round, new_key, seal, set_digest, unmasked
-from dpfedexp.mechanisms.text import encode
+from dpfedexp.mechanisms.aggregation import (
+    BadSeeds,
+    HelperAnswer,
+    PrivateKey,
+    RoundBinding,
+    new_key,
+    seal,
+    set_digest,
+    unmask_sum,
+)
+from dpfedexp.mechanisms.serialization import encode
 from tests.sizes import sized
 
 from .parties import CLIENTS, MECHANISM, charges, helper_file, public_key, round_of, rows, seeds, sent
@@ -48,7 +57,7 @@ def test_a_round_gives_the_sum_of_the_rows_and_the_helpers_noise_bit_for_bit(fil
     messages = sent(round_, public_key(file), units)
     words = [message.words for message in messages.values()]
     answer = file.helper(Silence).answer(round_, seeds(messages))
-    assert torch.equal(from_words(unmasked(words, answer.words)), units.sum(0))
+    assert torch.equal(from_words(unmask_sum(words, answer.words)), units.sum(0))
     assert answer.digest == set_digest(round_, seeds(messages))
     repeated = sent(round_, public_key(file), units)
     for node, message in messages.items():
@@ -63,7 +72,7 @@ def test_a_round_gives_the_sum_of_the_rows_and_the_helpers_noise_bit_for_bit(fil
     noisy = file.helper(lambda: next(streams)).answer(again, seeds(messages, there))
     drawn = MECHANISM.noise_units(round_.columns, "helper", Streams(1).at("vector", 1), Streams(1).at("scalars", 1))
     words = [messages[node].words for node in there]
-    assert torch.equal(from_words(unmasked(words, noisy.words)), units[2:7].sum(0) + drawn)
+    assert torch.equal(from_words(unmask_sum(words, noisy.words)), units[2:7].sum(0) + drawn)
     assert charges(file) == 2
 
 
@@ -154,8 +163,8 @@ def test_dropped_seeds_are_noticed_by_whoever_takes_the_masks_off(file):
     messages = sent(round_, public_key(file), rows())
     answer = file.helper().answer(round_, seeds(messages)[1:])
     assert answer.digest != set_digest(round_, seeds(messages))
-    total = unmasked([message.words for message in messages.values()], answer.words)
-    with pytest.raises(InputError, match="a mask is still on it"):
+    total = unmask_sum([message.words for message in messages.values()], answer.words)
+    with pytest.raises(InputError, match="a mask was not removed"):
         MECHANISM.decode(from_words(total), CLIENTS, CLIENTS)
 
 
@@ -195,7 +204,7 @@ def test_of_two_sets_that_are_asked_for_at_the_same_moment_one_is_answered(file)
 
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(ask, [messages, messages[1:], messages[2:], messages[:-1]]))
-    assert sum(isinstance(answer, Answer) for answer in answers) == 1
+    assert sum(isinstance(answer, HelperAnswer) for answer in answers) == 1
     assert charges(file) == 1
 
 
@@ -257,7 +266,9 @@ def test_no_two_bindings_have_the_same_bytes():
 )
 def test_a_round_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(InputError):
-        Round(**{"run": "r", "number": 1, "nonce": "0" * 32, "columns": 3, "clip": 1.0, "mechanism": "{}"} | wrong)
+        RoundBinding(
+            **{"run": "r", "number": 1, "nonce": "0" * 32, "columns": 3, "clip": 1.0, "mechanism": "{}"} | wrong
+        )
 
 
 def test_a_key_is_for_its_owner_alone_and_never_replaced(tmp_path, monkeypatch):
@@ -267,7 +278,7 @@ def test_a_key_is_for_its_owner_alone_and_never_replaced(tmp_path, monkeypatch):
     assert synced == [2 * 32 + 1], "all of it is on disk before sites pin the public key"
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
     assert PrivateKey.load(tmp_path / "key").public == public
-    with pytest.raises(InputError, match="never replaced"):
+    with pytest.raises(InputError, match="not overwritten"):
         new_key(tmp_path / "key")
     with pytest.raises(InputError, match="helper_key"):
         seal(bytes(32), "00" * 32, b"a public key of small order")
@@ -277,7 +288,7 @@ MURDER = """
 import json, os, signal, sys
 from pathlib import Path
 from dpfedexp.accounting import ledger as chain
-from dpfedexp.mechanisms.aggregation import Round
+from dpfedexp.mechanisms.aggregation import RoundBinding
 from dpfedexp.flower import guard as guard_ledger
 from dpfedexp.flower.helper import HelperFile
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
@@ -301,7 +312,7 @@ elif place == "before the noise":
     TwoPartyGaussian.noise_units = die
 file = HelperFile.load(folder / "helper.toml")
 seeds = [(node, bytes.fromhex(sealed)) for node, sealed in asked["seeds"]]
-answer = file.helper().answer(Round(**asked["round"]), seeds)
+answer = file.helper().answer(RoundBinding(**asked["round"]), seeds)
 if place == "before the answer":
     die()
 (folder / "answer").write_bytes(answer.words.tobytes())

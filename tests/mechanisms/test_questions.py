@@ -8,12 +8,12 @@ import torch
 from scipy import stats
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.algorithms.probe import in_bins
+from dpfedexp.algorithms.probe import bin_answers
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise import STRICT_EXCESS, ChaChaNoise, Streams
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, Report
-from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.mechanisms.serialization import decode, encode
 from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
 
 PLAIN = CentralGaussian(3.0, 7.0, numerator="free").asking("loss fell", 4.0)
@@ -21,7 +21,7 @@ LEAVING = CentralGaussian(3.0, 7.0, "add-remove").asking("loss fell", 4.0)
 
 
 def sums(mechanism, places=torch.arange(20) % 5 + 1):
-    rows = clip(in_bins(places, 5), mechanism.clip)
+    rows = clip(bin_answers(places, 5), mechanism.clip)
     return mechanism.collect(mechanism.randomize(rows, torch.arange(len(places)), Streams(0).at("local noise", 1)))
 
 
@@ -57,7 +57,7 @@ def test_all_the_bins_are_charged_as_one_vote(mechanism, mu):
 @pytest.mark.parametrize("mechanism", [PLAIN, PLAIN.secure(), OneSidedGaussian(**PLAIN.settings())])
 def test_whatever_a_client_sends_moves_all_the_bins_together_by_at_most_a_half(mechanism):
     generator = torch.Generator().manual_seed(1)
-    honest = in_bins(torch.tensor([1, 5, 0]), 5)
+    honest = bin_answers(torch.tensor([1, 5, 0]), 5)
     base = mechanism.collect(Report(honest)).vector
     for scale in (1e-3, 1.0, 1e6):
         own = scale * torch.randn(1, 5, generator=generator)
@@ -66,7 +66,7 @@ def test_whatever_a_client_sends_moves_all_the_bins_together_by_at_most_a_half(m
 
 
 def test_an_answer_is_one_bin_and_who_abstains_sends_nothing():
-    assert in_bins(torch.tensor([2, 0]), 3).tolist() == [[0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
+    assert bin_answers(torch.tensor([2, 0]), 3).tolist() == [[0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
 
 
 def test_a_question_travels_as_text_and_an_update_has_none():

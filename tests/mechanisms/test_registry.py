@@ -16,7 +16,7 @@ from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import Streams
 from dpfedexp.mechanisms import MECHANISMS, Mechanism, Report, mechanism_class
 from dpfedexp.mechanisms.registry import round_event
-from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.mechanisms.serialization import decode, encode
 from tests.sizes import sized
 
 from .local_laplace import ENTRY
@@ -164,7 +164,7 @@ def test_a_client_pays_for_the_replacement_of_its_data_and_counts_are_shown_wher
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
 def test_the_server_does_not_trust_the_clients_clipping(name):
-    """In the centre it clips again; in a local setting it may refuse, because clipping would bias."""
+    """In the center it clips again; in a local setting it may refuse, because clipping would bias."""
     mechanism = bound(name)
     rows = torch.full((3, mechanism.width(D)), 1e6)
     report = Report(rows, level=torch.zeros(3, dtype=torch.int64) if "level" in mechanism.parts else None)
@@ -179,7 +179,7 @@ def test_the_server_does_not_trust_the_clients_clipping(name):
 
 def test_a_mechanism_that_forgets_secure_noise_or_a_statistic_is_refused(monkeypatch):
     kind = mechanism_class("local-laplace")
-    monkeypatch.setattr(kind, "bound", classmethod(lambda cls, terms: cls(0.5, D, 1.0)))
+    monkeypatch.setattr(kind, "bound", classmethod(lambda cls, spec: cls(0.5, D, 1.0)))
     with pytest.raises(InputError, match="draws other noise"):
         bound("local-laplace", secure=True)
     with pytest.raises(InputError, match="numerator is 'free', which mechanism 'local-laplace' does not release"):

@@ -13,7 +13,7 @@ from dpfedexp.accounting import Sampling, compose, gdp
 from dpfedexp.core import noise as noise_module
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import STRICT_BITS, ChaChaNoise, Streams
-from dpfedexp.core.sums import Sums, within_clip
+from dpfedexp.core.sums import Sums, within_clip_vote
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.prepare import prepare
@@ -25,8 +25,8 @@ CENTRAL = {
     "plain": CentralGaussian(0.3, 2.0),
     "free": CentralGaussian(0.3, 2.0, numerator="free"),
     "paper": CentralGaussian(0.3, 2.0, numerator="paper", scalar_multiplier=3.0),
-    "adaptive": CentralGaussian(0.3, 2.0, numerator="free", votes=(within_clip(4.0),)),
-    "add-remove": CentralGaussian(0.3, 2.0, adjacency="add-remove", votes=(within_clip(4.0),)),
+    "adaptive": CentralGaussian(0.3, 2.0, numerator="free", votes=(within_clip_vote(4.0),)),
+    "add-remove": CentralGaussian(0.3, 2.0, adjacency="add-remove", votes=(within_clip_vote(4.0),)),
 }
 
 LOCAL = {name: LocalGaussian(0.3, 0.7, name) for name in (None, "free", "paper", "naive")}
@@ -194,7 +194,7 @@ CLIP, Z, SCALAR, COUNT, M = 0.3, 2.0, 3.0, 4.0, 40
 
 FEW_ROWS = torch.randn(M, 9, generator=torch.Generator().manual_seed(0)) * 0.1
 
-EVERYTHING = CentralGaussian(CLIP, Z, numerator="paper", scalar_multiplier=SCALAR, votes=(within_clip(COUNT),))
+EVERYTHING = CentralGaussian(CLIP, Z, numerator="paper", scalar_multiplier=SCALAR, votes=(within_clip_vote(COUNT),))
 
 
 class Constant:
@@ -234,7 +234,7 @@ def test_the_count_and_the_squared_norms_have_noise_of_their_own_in_a_secure_rel
 
 @pytest.fixture
 def discrete(monkeypatch):
-    """The scales of all discrete noise that is drawn; the draws themselves are three scales, to be recognised."""
+    """The scales of all discrete noise that is drawn; the draws themselves are three scales, to be recognized."""
     scales = []
 
     def draw(shape, scale):
@@ -259,8 +259,8 @@ def test_all_noises_of_a_strict_release_or_report_are_discrete_and_no_others_are
     assert len(discrete) == 3
     assert all(2**30 <= scale < 2**31 + 1 for scale in discrete)
     assert (M * released.c_bar - sums.vector).tolist() == pytest.approx([3 * Z * CLIP] * 9, rel=1e-6)
-    centred = float(sums.votes[0])
-    assert M * (released.within - 0.5) - centred == pytest.approx(3 * COUNT, rel=1e-6)
+    centered = float(sums.votes[0])
+    assert M * (released.within - 0.5) - centered == pytest.approx(3 * COUNT, rel=1e-6)
     assert M * released.statistic - float(sums.squares) == pytest.approx(3 * SCALAR * CLIP**2, rel=1e-6)
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from dpfedexp import Federation, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
 from dpfedexp.accounting import compose
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms.algorithm import aggregated
+from dpfedexp.algorithms.algorithm import with_aggregation
 from dpfedexp.core.clipping import AdaptiveClip, clip
 from dpfedexp.core.noise import Streams, expand, fresh_seed, hide, masked_sum
-from dpfedexp.core.sums import Ask
+from dpfedexp.core.sums import VoteSpec
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
 
@@ -29,7 +29,7 @@ EVERYTHING = {
 
 
 def bound(name, kind=TwoPartyGaussian, votes=()):
-    algorithm = aggregated(EVERYTHING[name], kind.kind)
+    algorithm = with_aggregation(EVERYTHING[name], kind.kind)
     return algorithm.bind(D, float(CLIENTS), Sampling(), 3, votes=votes)
 
 
@@ -47,7 +47,7 @@ def reports(mechanism, seed=0, clients=CLIENTS, further=0):
 
 @pytest.mark.parametrize(("name", "further"), [*((name, 0) for name in EVERYTHING), ("adaptive clip", 2)])
 def test_sums_are_those_of_one_trusted_server_bit_for_bit(name, further):
-    mechanism = bound(name, votes=tuple(Ask(f"vote {place}") for place in range(further)))
+    mechanism = bound(name, votes=tuple(VoteSpec(f"vote {place}") for place in range(further)))
     report = reports(mechanism, further=further)
     two, one = mechanism.collect(report), plain_twin(mechanism).collect(report)
     assert torch.equal(two.vector, one.vector)
@@ -91,7 +91,7 @@ def test_each_side_has_noise_of_full_size_and_the_two_are_unrelated():
 
 
 def test_every_scalar_of_a_side_has_a_draw_of_its_own():
-    mechanism = bound("adaptive clip", votes=(Ask("a"), Ask("b")))
+    mechanism = bound("adaptive clip", votes=(VoteSpec("a"), VoteSpec("b")))
     streams = Streams(2)
     _, steps, deviations = mechanism._by_column(mechanism.columns(D))
     drawn = [
@@ -203,7 +203,7 @@ def test_scaffold_secure_noise_and_sampling_run_with_two_aggregators():
 )
 def test_what_two_aggregators_can_not_do_is_refused(algorithm, more, words):
     with pytest.raises(InputError, match="52 bits"):
-        aggregated(dp_fedavg(clip=1.0, noise_multiplier=1e-3), "two-party").bind(D, 1e9, Sampling(), 1)
+        with_aggregation(dp_fedavg(clip=1.0, noise_multiplier=1e-3), "two-party").bind(D, 1e9, Sampling(), 1)
     model, clients = problem()
     given_ = {"local": Sgd(lr=0.1, steps=2), "rounds": 1, "progress": False, "aggregation": "two-party"} | more
     with pytest.raises(InputError, match=words):

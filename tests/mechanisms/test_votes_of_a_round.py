@@ -15,10 +15,10 @@ from dpfedexp.accounting import Sampling
 from dpfedexp.accounting.events import to_json
 from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip
 from dpfedexp.core.noise import ChaChaNoise, Streams
-from dpfedexp.core.sums import Vote, within_clip
+from dpfedexp.core.sums import Vote, within_clip_vote
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, NoPrivacy
-from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.mechanisms.serialization import decode, encode
 from tests.sizes import sized
 
 FULL = Sampling()
@@ -26,14 +26,14 @@ BEFORE = {
     "free": {
         "text": '{"kind":"central-gaussian","clip":1.0,"noise_multiplier":2.4130116615115993,"adjacency":"replace-one",'
         '"numerator":"free","scalar_multiplier":null,"count_noise":12.004581443979065}',
-        "event": "42cfcf7ccbf4197d",
+        "event": "62b0aae9c79255fb",
         "plain": ["0x1.01ab555945235p-2", "-0x1.474a616a24c26p-7", "-0x1.0073c2b21568ap-3"],
         "secure": ["0x1.5be8444444444p-4", "-0x1.474eeeeeeeeefp-7", "-0x1.007399999999ap-3"],
     },
     "paper": {
         "text": '{"kind":"central-gaussian","clip":0.5,"noise_multiplier":2.121320343559643,"adjacency":"replace-one",'
         '"numerator":"paper","scalar_multiplier":1.6,"count_noise":3.0}',
-        "event": "cd3a1fb29b987849",
+        "event": "ec2020f64cae1ef2",
         "plain": ["0x1.366b86f137618p-5", "0x1.fef8d09c274dbp-3", "-0x1.e957ec2abad3ap-5"],
         "secure": ["-0x1.ed59999999a00p-9", "0x1.fef8111111111p-3", "-0x1.e957aaaaaaaabp-5"],
     },
@@ -71,7 +71,7 @@ ASKING = CentralGaussian(
     2.0,
     numerator="paper",
     scalar_multiplier=3.0,
-    votes=(within_clip(4.0), Vote("loss", 0.0, 10.0, noise=5.0), Vote("loss fell", noise=7.0)),
+    votes=(within_clip_vote(4.0), Vote("loss", 0.0, 10.0, noise=5.0), Vote("loss fell", noise=7.0)),
 )
 ROWS = clip(0.1 * torch.randn(40, 9, generator=torch.Generator().manual_seed(0)), 0.3)
 BALLOTS = torch.stack([torch.linspace(0, 10, 40, dtype=torch.float64), torch.arange(40) % 2], dim=1)
@@ -98,7 +98,7 @@ def test_further_votes_draw_after_the_others_and_change_none_of_their_noise():
 COUNT = sized(500, 1500)
 
 
-def standardised(mechanism, noise, count):
+def standardized(mechanism, noise, count):
     """The noise of every vote over what is charged, and the statistic's, in so many releases."""
     sums = sums_of(mechanism)
     rows = []
@@ -114,7 +114,7 @@ def test_every_vote_has_independent_gaussian_noise_of_the_size_that_is_charged(s
     """Plain and secure by the same law: Kolmogorov and Smirnov's test, and correlations within six deviations."""
     mechanism, system = (ASKING.secure() if secure else ASKING), ChaChaNoise()
     plain = lambda n: (Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1))  # noqa: E731
-    found = standardised(mechanism, (lambda n: (system, system)) if secure else plain, COUNT)
+    found = standardized(mechanism, (lambda n: (system, system)) if secure else plain, COUNT)
     for column in found.T:
         assert stats.kstest(column, "norm").pvalue > 1e-7
     assert float(np.abs(np.corrcoef(found, rowvar=False) - np.eye(4)).max()) < 6 / math.sqrt(COUNT)
@@ -122,10 +122,10 @@ def test_every_vote_has_independent_gaussian_noise_of_the_size_that_is_charged(s
 
 def test_votes_on_the_lattice_have_draws_of_their_own_even_from_a_stream_that_repeats_itself():
     mechanism = ASKING.secure()
-    found = standardised(mechanism, lambda n: (Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1)), 3)
+    found = standardized(mechanism, lambda n: (Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1)), 3)
     assert all(len({round(value, 4) for value in row[:3]}) == 3 for row in found)
     fixed = replace(mechanism, votes=mechanism.votes[1:])
-    found = standardised(fixed, lambda n: (Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1)), 3)
+    found = standardized(fixed, lambda n: (Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1)), 3)
     assert all(len({round(value, 4) for value in row}) == 3 for row in found), "nor is one the statistic's"
 
 

@@ -41,7 +41,7 @@ class Mutant:
     """One change: the text between two byte offsets of a file is replaced.
 
     file       relative to the package
-    line       the source line that it begins on, stripped: what the mutant is recognised by when lines move
+    line       the source line that it begins on, stripped: what the mutant is recognized by when lines move
     change     "before → after"
     number     which of several equal changes in the file this is
     lines      the first and last line of the statement, by which the tests that reach it are found

@@ -201,11 +201,11 @@ def release(root: Path, out: Path, rehearsal: bool, large: bool) -> None:
         epoch = git(root, "show", "--no-patch", "--format=%ct", commit)
         lines = [f"# Where dpfedexp {version} was installed and run", ""]
         bill_of = partial(write_bill, wheel=wheel, folder=bill, epoch=epoch, out=ready / f"dpfedexp-{version}.cdx.json")
-        for artefact, where in checks:
+        for artifact, where in checks:
             begin = time.monotonic()
-            check(artefact, where, bill_of if (artefact, where) == (wheel, tested) else lambda programs: None)
+            check(artifact, where, bill_of if (artifact, where) == (wheel, tested) else lambda programs: None)
             took = time.monotonic() - begin
-            lines.append(f"- {artefact.name} with torch {where.torch} and {where.title} ({took:.0f} s)")
+            lines.append(f"- {artifact.name} with torch {where.torch} and {where.title} ({took:.0f} s)")
         lines += [] if large else ["", f"Not checked here: {UNCHECKED}"]
         (ready / "CHECKED.md").write_text("\n".join(lines) + "\n")
         (ready / "RELEASE_NOTES.md").write_text(page)

@@ -83,9 +83,9 @@ class Environment:
     short: bool = False
 
 
-def version_of(artefact: Path) -> str:
+def version_of(artifact: Path) -> str:
     """The version in a file name: of `dpfedexp-1.2.3-py3-none-any.whl` and `dpfedexp-1.2.3.tar.gz` 1.2.3."""
-    return artefact.name.removesuffix(".tar.gz").split("-")[1]
+    return artifact.name.removesuffix(".tar.gz").split("-")[1]
 
 
 def use(run: Callable[..., str], work: Path, where: Environment) -> None:
@@ -101,7 +101,7 @@ def use(run: Callable[..., str], work: Path, where: Environment) -> None:
     run("fit", "own.npz", "--epsilon", "8", "--rounds", "10", "--out", "fitted", "--quiet")
     run("privacy", "verify", "fitted")
     last = json.loads((work / "fitted" / "metrics.jsonl").read_text().splitlines()[-1])
-    require(last["test_accuracy"] > 0.9, f"fit learnt too little from data that are easy to learn: {last}")
+    require(last["test_accuracy"] > 0.9, f"fit learned too little from data that are easy to learn: {last}")
     if "flower" in where.extras:
         run("flower", "new", "x")
         require('name = "x"' in (work / "x" / "pyproject.toml").read_text(), "the Flower app does not bear its name")
@@ -115,7 +115,7 @@ def use(run: Callable[..., str], work: Path, where: Environment) -> None:
         require(path.is_file() and path.stat().st_size > 0, f"{path} was not written or is empty")
 
 
-def check(artefact: Path, where: Environment, after: Callable[[Path], None] = lambda programs: None) -> None:
+def check(artifact: Path, where: Environment, after: Callable[[Path], None] = lambda programs: None) -> None:
     """Installs a wheel or a source distribution in a new environment, uses it, and calls `after` with the folder of programs."""
     with tempfile.TemporaryDirectory(prefix="dpfedexp-installed-") as name:
         root = Path(name).resolve()
@@ -127,14 +127,14 @@ def check(artefact: Path, where: Environment, after: Callable[[Path], None] = la
         pip = [str(programs / "python"), *options.split()]
         versions = [] if where.constraints is None else ["-c", str(where.constraints)]
         step([*pip, f"torch=={where.torch}"], work, f"pip install torch=={where.torch}")
-        request = f"{artefact}[{','.join(where.extras)}]"
+        request = f"{artifact}[{','.join(where.extras)}]"
         step([*pip, *versions, request], work, f"pip install {Path(request).name}")
         step([str(programs / "python"), "-m", "pip", "check"], work, "pip check")
         place, stated, recorded, extra = json.loads(
             step([str(programs / "python"), "-c", PLACE], work, "import dpfedexp")
         )
         require(Path(place).is_relative_to(root), f"dpfedexp was imported from {place}, not from what was installed")
-        require(stated == recorded == version_of(artefact), f"the versions {stated} and {recorded} are not the file's")
+        require(stated == recorded == version_of(artifact), f"the versions {stated} and {recorded} are not the file's")
         require(not extra, f"installing it brought packages for development along: {', '.join(extra)}")
         use(
             lambda *words: step([str(programs / "dpfedexp"), *words], work, " ".join(("dpfedexp", *words))), work, where
@@ -142,16 +142,16 @@ def check(artefact: Path, where: Environment, after: Callable[[Path], None] = la
         after(programs)
 
 
-def main(artefact: Path) -> int:
-    if not artefact.is_file():
-        print(f"artefact is {str(artefact)!r}, which does not exist; `make wheel` builds it", file=sys.stderr)
+def main(artifact: Path) -> int:
+    if not artifact.is_file():
+        print(f"artifact is {str(artifact)!r}, which does not exist; `make wheel` builds it", file=sys.stderr)
         return 2
     try:
-        check(artefact.resolve(), Environment("as tested"))
+        check(artifact.resolve(), Environment("as tested"))
     except Failure as failure:
-        print(f"{artefact.name} does not run: {failure}", file=sys.stderr)
+        print(f"{artifact.name} does not run: {failure}", file=sys.stderr)
         return 1
-    print(f"{artefact.name} runs in a clean environment")
+    print(f"{artifact.name} runs in a clean environment")
     return 0
 
 

@@ -9,9 +9,9 @@ import pytest
 from reproduction.paper import sections
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.core.sums import WITHIN, Ask
-from dpfedexp.engine.conduct import show
+from dpfedexp.core.sums import WITHIN_CLIP, VoteSpec
 from dpfedexp.engine.plot import Chart, Panel, Series, draw
+from dpfedexp.engine.runner import show
 from dpfedexp.errors import InputError
 from dpfedexp.report.page import RunRecord, report
 from tests.report.pages import EVIL, write_paper, write_run
@@ -139,10 +139,10 @@ def test_pages_and_figures_can_be_compared_by_their_bytes(tmp_path, undrawn):
     assert [content[:4] for content in first] == [b"\x89PNG", b"<?xm", b"%PDF"]
 
 
-def test_an_algorithm_keeps_its_colour_and_others_take_what_is_left():
-    series = [Series("x", [], []), Series("b", [], [], colour="fedavg"), Series("y", [], [])]
+def test_an_algorithm_keeps_its_color_and_others_take_what_is_left():
+    series = [Series("x", [], []), Series("b", [], [], color="fedavg"), Series("y", [], [])]
     assert Panel("", "", "", series).slots == [0, 1, 2]
-    assert len(set(Panel("", "", "", [*series, Series("e", [], [], colour="fedexp")]).slots)) == 4
+    assert len(set(Panel("", "", "", [*series, Series("e", [], [], color="fedexp")]).slots)) == 4
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,10 @@ def test_other_folders_get_one_sentence(tmp_path, make, words):
 
 
 def test_the_clips_count_is_no_metric_on_a_page_or_in_the_bar_and_other_votes_are():
-    votes = {Ask(WITHIN).field: 0.5, Ask("loss").field: 0.25}
+    votes = {VoteSpec(WITHIN_CLIP).field: 0.5, VoteSpec("loss").field: 0.25}
     record = {"round": 1, "eta_g": 1.0, "clip": 1.0, "update_norm": 0.1, "epsilon_total": 2.0, "seconds": 0.1, **votes}
-    assert RunRecord("run", [record], "", "", None).metrics == ["vote_loss"]
-    assert show(record) == "vote_loss 0.25  η_g 1.00  ε 2.000"
+    assert RunRecord("run", [record], "", "", None).metrics == ["noisy_mean_loss"]
+    assert show(record) == "noisy_mean_loss 0.25  η_g 1.00  ε 2.000"
 
 
 def test_a_run_without_its_facts_is_named_by_its_ledger(tmp_path, undrawn):

@@ -1,4 +1,4 @@
-"""The page in a real browser: no errors, values on hover, both colour schemes, a phone's width, paper."""
+"""The page in a real browser: no errors, values on hover, both color schemes, a phone's width, paper."""
 
 from pathlib import Path
 
@@ -27,8 +27,8 @@ def background(browser) -> str:
     return browser.execute_script("return getComputedStyle(document.body).backgroundColor")
 
 
-def lightness(colour: str) -> float:
-    return sum(int(part) for part in colour.strip("rgba()").split(",")[:3]) / 765
+def lightness(color: str) -> float:
+    return sum(int(part) for part in color.strip("rgba()").split(",")[:3]) / 765
 
 
 def test_hover_shows_the_values_and_leaving_hides_them(browser, page):
@@ -55,7 +55,7 @@ def test_hover_shows_the_values_and_leaving_hides_them(browser, page):
     assert browser.get_log("browser") == []
 
 
-def test_both_colour_schemes_and_the_button(browser, page):
+def test_both_color_schemes_and_the_button(browser, page):
     visit(browser, page, scheme="dark")
     assert lightness(background(browser)) < 0.2
     dark_line = browser.execute_script("return getComputedStyle(document.querySelector('.series polyline')).stroke")

@@ -3,8 +3,8 @@ import json
 import pytest
 import torch
 from reproduction.__main__ import app
-from reproduction.benchmarks import pieces
-from reproduction.benchmarks.plain import plain_round
+from reproduction.benchmarks import components
+from reproduction.benchmarks.pytorch_loop import plain_round
 from reproduction.benchmarks.workloads import WORKLOADS, wide, workload
 from typer.testing import CliRunner
 
@@ -38,9 +38,9 @@ def test_a_workload_gives_every_system_the_same_model_and_data(name):
 
 
 def test_an_epsilon_that_another_accountant_does_not_confirm_is_not_timed(monkeypatch):
-    monkeypatch.setattr(pieces.PLDAccountant, "get_epsilon", lambda self, delta: 1.0)
+    monkeypatch.setattr(components.PLDAccountant, "get_epsilon", lambda self, delta: 1.0)
     with pytest.raises(RuntimeError, match="and 1 by dp-accounting; they must agree within 1 %"):
-        pieces.accounting(rounds=2)
+        components.accounting(rounds=2)
 
 
 def test_the_plain_loop_takes_our_round():

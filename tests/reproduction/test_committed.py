@@ -17,10 +17,10 @@ from reproduction.paper.results import record as recording
 from reproduction.paper.results.collected import file_of, images_of, key_of
 from reproduction.paper.results.record import MNIST, Record
 from reproduction.paper.results.size import Size
-from reproduction.suite import command, page
+from reproduction.suite import command, suite_page
 from reproduction.suite.overview import overview
 from reproduction.suite.problems import PROBLEMS
-from reproduction.suite.run import Lines
+from reproduction.suite.suite_runs import Lines
 
 from dpfedexp.engine import plot
 from dpfedexp.report.document import Section
@@ -155,14 +155,14 @@ AGAIN = "python -m reproduction suite --recorded --out reproduction/experiments/
 
 @pytest.fixture(scope="module")
 def rebuilt() -> Section:
-    return page.section(list(PROBLEMS), command.size(quick=False, seeds=3), Lines(SUITE).result)
+    return suite_page.section(list(PROBLEMS), command.size(quick=False, seeds=3), Lines(SUITE).result)
 
 
 def test_tables_charts_and_numbers_are_rebuilt_from_the_records_alone(rebuilt, tmp_path):
     committed = json.loads((SUITE / "suite.json").read_text(encoding="utf-8"))
     for part, value in json.loads(rebuilt.to_json()).items():
         assert same(value, committed[part]), f"{part}: {AGAIN}"
-    assert page.write_markdown(rebuilt, tmp_path).read_text(encoding="utf-8") == (SUITE / "suite.md").read_text(
+    assert suite_page.write_markdown(rebuilt, tmp_path).read_text(encoding="utf-8") == (SUITE / "suite.md").read_text(
         encoding="utf-8"
     ), AGAIN
 

@@ -1,4 +1,4 @@
-"""The explorer in Chromium: its accountant is the library's; sliders, addresses, keyboard, both widths and colour schemes."""
+"""The explorer in Chromium: its accountant is the library's; sliders, addresses, keyboard, both widths and color schemes."""
 
 import math
 import random

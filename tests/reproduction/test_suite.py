@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from reproduction.paper.results.planned import Result
-from reproduction.suite import command, made_up, page, plan, run, stored, table, tables
+from reproduction.suite import command, stored, suite_page, suite_plan, suite_runs, synthetic_problems, table, tables
 from reproduction.suite.contenders import CONTENDERS, DELTA
-from reproduction.suite.plan import LEADING, Size, SuiteRun
 from reproduction.suite.problems import HALVES, PROBLEMS, coin
-from reproduction.suite.run import Place, run_suite
 from reproduction.suite.stored import Rows, split
+from reproduction.suite.suite_plan import LEADING, Size, SuiteRun
+from reproduction.suite.suite_runs import Place, run_suite
 
 from dpfedexp import Sgd, dp_fedavg, train
 from dpfedexp.data.data_sets import DATA_SETS
@@ -33,7 +33,7 @@ def made_up_result(run: SuiteRun, advantage: dict[str, float] = ADVANTAGE) -> Re
     """Better near the middle of the grid, at larger ε and at server rate 2; every seed shifts all contenders alike."""
     quality = advantage[run.contender_name] + 0.02 * math.log2(run.epsilon / 8.0) + 0.01 * (run.seed - 2)
     if run.lr is not None:
-        quality -= 0.1 * abs(math.log10(run.lr / run.problem.centre))
+        quality -= 0.1 * abs(math.log10(run.lr / run.problem.center))
     if run.server_rate is not None:
         quality -= 0.01 * abs(math.log2(run.server_rate / 2.0))
     return {"finals": {"test_accuracy": 0.8 + quality, "test_loss": 0.3 * math.exp(-3.0 * quality)}}
@@ -98,14 +98,14 @@ def tiny(monkeypatch):
     """The made-up regression with 30 clients, two rounds and two local steps."""
     problem = replace(
         PROBLEMS["regression-2"],
-        make=lambda folders, seed: made_up.regression(2.0, seed, clients=30),
+        make=lambda folders, seed: synthetic_problems.regression(2.0, seed, clients=30),
         rounds=2,
         steps=2,
     )
     monkeypatch.setitem(PROBLEMS, "regression-2", problem)
-    plan._loaded.cache_clear()
+    suite_plan._loaded.cache_clear()
     yield problem
-    plan._loaded.cache_clear()
+    suite_plan._loaded.cache_clear()
 
 
 def test_a_suite_that_was_stopped_goes_on_where_it_was_and_ends_with_the_same_numbers(tiny, tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ def test_a_suite_that_was_stopped_goes_on_where_it_was_and_ends_with_the_same_nu
     assert [record.to_line() for record in rest.records[:5]] == kept
     assert not outcome.stopped
     assert {one.key: one.finals for one in rest.records} == {one.key: one.finals for one in whole.records}
-    monkeypatch.setattr(run, "_one", lambda *rest: pytest.fail("a recorded run was made again"))
+    monkeypatch.setattr(suite_runs, "_one", lambda *rest: pytest.fail("a recorded run was made again"))
     again, _ = run_suite(["regression-2"], TINY, tmp_path / "cut", Place())
     assert [record.to_line() for record in again.records] == [record.to_line() for record in rest.records]
 
@@ -146,7 +146,7 @@ ACCURACY, LOSS = PROBLEMS["classes-0"], PROBLEMS["regression-2"]
 
 def test_the_difference_is_paired_so_that_what_a_seed_does_to_both_cancels():
     size = Size()
-    cells = [table.cell(ACCURACY, name, LEADING, ACCURACY.centre, size, made_up_result) for name in ("safe", "fedavg")]
+    cells = [table.cell(ACCURACY, name, LEADING, ACCURACY.center, size, made_up_result) for name in ("safe", "fedavg")]
     gain = table.difference(ACCURACY, *cells)
     assert cells[0].error > 0.5  # over seeds alone, in points
     assert gain.gain == pytest.approx(3.0)
@@ -163,18 +163,18 @@ def test_a_run_that_diverged_is_worse_than_one_that_did_not(diverged, worse):
         result = made_up_result(run)
         return {"finals": dict.fromkeys(result["finals"])} if run.contender_name in diverged else result
 
-    made, gains = table.at_epsilon({LOSS: LOSS.centre}, 8.0, ("safe", "fedavg"), Size(), lookup)
+    made, gains = table.at_epsilon({LOSS: LOSS.center}, 8.0, ("safe", "fedavg"), Size(), lookup)
     assert [cell == "diverged" for cell in made.rows[0][2:4]] == ["safe" in diverged, "fedavg" in diverged]
     assert gains[LOSS.name].worse == worse
 
 
 def test_the_page_leads_with_epsilon_8_says_what_was_selected_and_counts_its_claims(tmp_path):
-    made = page.section([ACCURACY.name, LOSS.name], Size(), made_up_result)
+    made = suite_page.section([ACCURACY.name, LOSS.name], Size(), made_up_result)
     assert made.tables[0].title == "ε = 8"
     assert any("on the test data" in paragraph for paragraph in made.text)
     assert [claim.holds for claim in made.claims] == [True, True, True]
     assert made.claims[0].seen == "10 of 10"  # two problems at five ε
-    written = page.write_markdown(made, tmp_path).read_text(encoding="utf-8")
+    written = suite_page.write_markdown(made, tmp_path).read_text(encoding="utf-8")
     assert written.count("\n## ") == len(made.tables) + len(made.charts)
 
 
@@ -183,8 +183,8 @@ def test_every_problem_is_in_the_half_that_its_coin_says():
     assert set(HALVES.values()) == {"tuning", "held-out"}
 
 
-@pytest.mark.parametrize("make", [made_up.text, made_up.heavy_regression])
-def test_made_up_problems_train_vectorised_and_follow_from_the_seed(make):
+@pytest.mark.parametrize("make", [synthetic_problems.text, synthetic_problems.heavy_regression])
+def test_made_up_problems_train_vectorized_and_follow_from_the_seed(make):
     first, again, other = (make(seed, clients=30) for seed in (0, 0, 1))
     assert np.array_equal(first.clients.targets, again.clients.targets)
     assert not np.array_equal(first.clients.targets, other.clients.targets)

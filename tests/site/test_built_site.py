@@ -18,7 +18,7 @@ SITE = os.environ.get("DPFEDEXP_SITE", "")
 PAGES = sorted(path.relative_to(SITE).as_posix() for path in Path(SITE).rglob("*.html")) if SITE else []
 DARK = "document.querySelector('[data-md-component=palette] input:not(:checked)')?.click()"
 SETTLE = "for (const one of document.getAnimations()) { try { one.finish() } catch { one.cancel() } }"
-"""What fades or slides after a change of width or colours is looked at where it ends; what never ends is stopped."""
+"""What fades or slides after a change of width or colors is looked at where it ends; what never ends is stopped."""
 FOUND = "return [...document.querySelectorAll('a.md-search-result__link')].map(one => one.href)"
 BAD = """data:text/html,<!doctype html><body style="background:white"><p style="color:%23888">faint</p><p>plain</p>
 <div style="overflow:hidden;width:200px"><table style="width:600px"><tr><td>cut</table></div>

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from dpfedexp import Execution, Federation, InputError, dp_fedavg, fedavg
 from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.algorithms.round import State
-from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.engine.engine import Engine, Request
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.simulated import Simulation
-from dpfedexp.trainers.steps import ByVmap, Steps, Vectorised
+from dpfedexp.trainers.steps import ByVmap, Steps, Vectorized
 
 PRIVATE = dp_fedavg(clip=1.0, noise_multiplier=2.0)
 
@@ -37,7 +37,7 @@ def sampled(sampler, sizes, seed=7, **options) -> Federation:
     return Federation.from_clients([sampler(n, generator) for n in sizes], **options)
 
 
-def labelled(shape, sizes, labels=3, seed=7, **options) -> Federation:
+def labeled(shape, sizes, labels=3, seed=7, **options) -> Federation:
     """Clients with normal inputs and uniform labels."""
     return sampled(
         lambda n, g: (torch.randn(n, *shape, generator=g), torch.randint(0, labels, (n,), generator=g)),
@@ -50,7 +50,7 @@ def labelled(shape, sizes, labels=3, seed=7, **options) -> Federation:
 def bound(
     model: nn.Module,
     clients: Any,
-    local: LocalOptimiser,
+    local: LocalOptimizer,
     trainer: str = "auto",
     *,
     algorithm: Any = None,
@@ -70,7 +70,7 @@ def simulated(*given: Any, **options: Any) -> Simulation:
     return bound(*given, **options).cohort
 
 
-def secured(model: nn.Module, clients: Any, local: LocalOptimiser, trainer: str = "auto", **options: Any) -> Simulation:
+def secured(model: nn.Module, clients: Any, local: LocalOptimizer, trainer: str = "auto", **options: Any) -> Simulation:
     return simulated(model, clients, local, trainer, **{"algorithm": PRIVATE, "secure": True, **options})
 
 
@@ -99,7 +99,7 @@ def unless_refused(trainer: str, make: Callable[[], Any]) -> Any:
         return make()
     except InputError as reason:
         refusal = str(reason)
-    assert "depends on the others" in refusal
+    assert "depends on other clients" in refusal
     assert "loop" not in trainer
     return None
 
@@ -113,5 +113,5 @@ def captured(function):
 
 def recorded(run: Simulation, core: Any = None) -> Steps:
     """Steps over memory that stays, as a CUDA graph replays them."""
-    core = core or ByVmap(Vectorised(run.task).gradients.program)
+    core = core or ByVmap(Vectorized(run.task).gradients.program)
     return Steps(run.task, "recorded", core, record=True, capture=captured, streams=run.streams)

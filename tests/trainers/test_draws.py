@@ -13,9 +13,9 @@ from dpfedexp import AdamW, Execution, Federation, InputError, Sgd, fedavg, trai
 from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.draws import Drawing, attention, client_keys, dropout_mask, step_keys
-from dpfedexp.trainers.steps import Loop, Vectorised
+from dpfedexp.trainers.steps import Loop, Vectorized
 from tests.sizes import sized
-from tests.trainers.shared import Made, labelled, one_round, recorded, secured, simulated, unless_refused, updates
+from tests.trainers.shared import Made, labeled, one_round, recorded, secured, simulated, unless_refused, updates
 
 SIZES = [4, 2, 7, 1]
 
@@ -57,7 +57,7 @@ FAST = ("dense", "channels")
 
 
 def federation(shape):
-    return labelled(shape, SIZES)
+    return labeled(shape, SIZES)
 
 
 def simulation(name, trainer, **options):
@@ -73,8 +73,8 @@ def expected():
 @pytest.mark.parametrize(
     ("name", "trainer"),
     [
-        *((name, "vectorised") for name in MODULES),
-        *(("attention", trainer) for trainer in ("tiled-vectorised", "tiled-loop", "recorded", "fast")),
+        *((name, "vectorized") for name in MODULES),
+        *(("attention", trainer) for trainer in ("tiled-vectorized", "tiled-loop", "recorded", "fast")),
         *((name, "fast") for name in FAST),
     ],
 )
@@ -85,26 +85,26 @@ def test_every_trainer_draws_the_loops_masks(name, trainer, expected):
             simulation(name, trainer)
         return
     if trainer == "recorded":
-        prepared = simulation(name, "vectorised")
+        prepared = simulation(name, "vectorized")
         rows = updates(prepared, recorded(prepared), calls=3)
     else:
         prepared = simulation(name, trainer)
         # More than twelve calls of a shape are replayed by torch.fx.
-        rows = updates(prepared, calls=6 if trainer == "vectorised" else 1)
+        rows = updates(prepared, calls=6 if trainer == "vectorized" else 1)
     torch.testing.assert_close(rows, expected[name], rtol=0.0, atol=1e-6 * max(1.0, float(expected[name].abs().max())))
 
 
 def test_masks_are_there_and_change_with_the_round_and_the_seed():
-    prepared, other = simulation("attention", "vectorised"), simulation("attention", "vectorised", seed=1)
+    prepared, other = simulation("attention", "vectorized"), simulation("attention", "vectorized", seed=1)
     rows = updates(prepared)
-    assert torch.equal(rows, updates(simulation("attention", "vectorised")))
+    assert torch.equal(rows, updates(simulation("attention", "vectorized")))
     plan = prepared.plan(torch.arange(4), 1)
     w = prepared.task.layout.read(prepared.task.model).float()
     for again in (prepared.trainer(w, torch.arange(4), plan, 2), other.trainer(w, torch.arange(4), plan, 1)):
         assert float((again - rows).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize(("name", "trainer"), [("channels", "loop"), ("sequence first", "vectorised")])
+@pytest.mark.parametrize(("name", "trainer"), [("channels", "loop"), ("sequence first", "vectorized")])
 def test_a_run_is_the_same_whatever_the_chunk_size(name, trainer):
     """1e-6: a chunk of one has other shapes, which round in their own way; clients' sizes differ, so that chunks pad."""
     model, shape = MODULES[name]
@@ -121,7 +121,7 @@ def test_a_run_is_the_same_whatever_the_chunk_size(name, trainer):
 def test_a_model_without_draws_gets_no_keys():
     model = nn.Sequential(nn.Linear(8, 3), nn.Dropout(0.0))
     prepared = simulated(model, federation((8,)), Sgd(lr=0.1, steps=1))
-    assert not prepared.task.habits.draws
+    assert not prepared.task.module_traits.draws
     assert prepared.task.keys(prepared.streams, 1, torch.arange(4)) is None
 
 
@@ -155,14 +155,14 @@ def test_masks_keep_the_share_that_was_asked_for():
 
 def test_masks_of_clients_steps_calls_rows_and_places_are_independent():
     """At most 19,900 correlations of n draws each below 7/√n, which chance passes but for 5·10⁻⁸."""
-    centred = (masks() - 0.7) / math.sqrt(0.21)
-    flat = centred.flatten(0, 2)
-    for rows, n in ((flat[:200], 700), (centred.flatten(1)[:, :7000], 7000)):
+    centered = (masks() - 0.7) / math.sqrt(0.21)
+    flat = centered.flatten(0, 2)
+    for rows, n in ((flat[:200], 700), (centered.flatten(1)[:, :7000], 7000)):
         products = rows @ rows.T / n
         products.fill_diagonal_(0)
         assert float(products.abs().max()) < 7 / math.sqrt(n)
-    # Neighbouring places, and a place and the one below it in the next row.
-    places = centred.reshape(-1, 10, 70)
+    # Neighboring places, and a place and the one below it in the next row.
+    places = centered.reshape(-1, 10, 70)
     for one, two in ((places[:, :, 1:], places[:, :, :-1]), (places[:, 1:], places[:, :-1])):
         assert abs(float((one * two).mean())) < 5.5 / math.sqrt(one.numel())
 
@@ -238,11 +238,11 @@ def test_attention_to_nothing_is_zero_and_has_no_gradient_as_torchs(kind):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_attention_is_vectorised_without_torchs_fallback(dropout):
+def test_attention_is_vectorized_without_torchs_fallback(dropout):
     model = nn.Sequential(
         nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
     )
-    prepared = simulated(model, federation((5, 8)), Sgd(lr=0.1, steps=1), "vectorised")
+    prepared = simulated(model, federation((5, 8)), Sgd(lr=0.1, steps=1), "vectorized")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert updates(prepared).abs().sum() > 0
@@ -271,10 +271,10 @@ class Reader(nn.Module):
         return self.head(torch.cat([states[:, -1], hidden[-1]], -1))
 
 
-def learnt(model, trainer):
+def learned(model, trainer):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run = simulated(model, labelled((5, 6), (4, 2, 7, 1), seed=1), Sgd(lr=0.5, steps=3, batch_size=2))
+        run = simulated(model, labeled((5, 6), (4, 2, 7, 1), seed=1), Sgd(lr=0.5, steps=3, batch_size=2))
     return updates(run, trainer(run.task, streams=run.streams))
 
 
@@ -288,7 +288,7 @@ DEEP, DROPPED = {"num_layers": 2, "bidirectional": True}, {"num_layers": 2, "dro
 def test_all_clients_at_once_learn_what_each_would_alone(kind, options):
     torch.manual_seed(0)
     model = Reader(kind, **options)
-    alone, together = (learnt(model, trainer) for trainer in (Loop, Vectorised))
+    alone, together = (learned(model, trainer) for trainer in (Loop, Vectorized))
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-6)
     assert float(alone.norm(dim=1).min()) > 1e-3
 
@@ -334,10 +334,10 @@ def test_no_layer_asks_where_weights_lie_that_have_no_place(monkeypatch):
         raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
 
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", ask)
-    assert learnt(model, Vectorised).isfinite().all()
+    assert learned(model, Vectorized).isfinite().all()
 
 
-TRAINERS = ("loop", "tiled-loop", "vectorised", "tiled-vectorised")
+TRAINERS = ("loop", "tiled-loop", "vectorized", "tiled-vectorized")
 CLIENTS, MINE, BOUND = 5, 3, 4
 
 

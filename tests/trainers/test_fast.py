@@ -15,13 +15,13 @@ from dpfedexp.trainers import select as programs
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches, Window
 from dpfedexp.trainers.fast.ops import Function, multiplied
-from dpfedexp.trainers.fast.program import Program, Step
+from dpfedexp.trainers.fast.program import Program, ProgramStep
 from dpfedexp.trainers.fast.trace import RULES, register
-from dpfedexp.trainers.select import Programs, each_held
-from dpfedexp.trainers.steps import Loop, Vectorised
+from dpfedexp.trainers.select import Programs, with_checked_ops
+from dpfedexp.trainers.steps import Loop, Vectorized
 from tests.engine.plain import plain_update
 from tests.sizes import sized
-from tests.trainers.shared import Made, labelled, sampled, simulated, updates
+from tests.trainers.shared import Made, labeled, sampled, simulated, updates
 from tests.trainers.test_frozen import Adapter
 
 SIZES = [1, 7, 3, 4]
@@ -151,7 +151,7 @@ def test_every_loss_gives_vmaps_updates(loss, outputs, targets):
     model = nn.Sequential(nn.Flatten(), nn.Linear(128, outputs))
     clients = federation(lambda n, g: (torch.randn(n, 2, 8, 8, generator=g), targets(n)), [4, 4, 4])
     simulation = bound(model, clients, Sgd(lr=0.01, steps=3), loss=loss)
-    expected = updates(simulation, Vectorised(simulation.task))
+    expected = updates(simulation, Vectorized(simulation.task))
     assert torch.allclose(updates(simulation), expected, atol=1e-5 * float(expected.abs().max()))
 
 
@@ -191,7 +191,7 @@ def test_a_rule_of_ones_own_is_used_and_a_wrong_one_is_found_out():
 
 def test_the_papers_network_and_a_resnet_have_fast_programs():
     for model, shape in ((mnist_cdp_net(), (1, 28, 28)), *sized([], [(resnet18_gn(groups=8), (3, 32, 32))])):
-        assert bound(model, labelled(shape, [2, 2], 10)).trainer.name == "fast"
+        assert bound(model, labeled(shape, [2, 2], 10)).trainer.name == "fast"
 
 
 def test_one_near_tie_does_not_refuse_a_program_and_a_wrong_rule_is_refused_everywhere(monkeypatch):
@@ -277,12 +277,12 @@ def test_a_frozen_layer_gets_no_gradient_made(monkeypatch):
     adapters, head = (Adapter(128, 2), Adapter(128, 2)), nn.Linear(128, CLASSES, bias=False)
     simulation = bound(nn.Sequential(nn.Flatten(), *adapters, head), federation())
     agrees(simulation)
-    monkeypatch.setattr(ops.Later, "tensor", lambda self: pytest.fail("a gradient that nobody uses"))
+    monkeypatch.setattr(ops.LazyGradient, "tensor", lambda self: pytest.fail("a gradient that nobody uses"))
     updates(simulation)
 
 
 def test_frozen_parts_of_a_program_compute_in_bf16_with_the_rest():
-    """5 per cent of the update is some twenty roundings."""
+    """5 percent of the update is some twenty roundings."""
     torch.manual_seed(1)
     model, clients = SEQUENCES["frozen embedding and layer"](), federation(tokens)
     simulation = bound(model, clients, precision="bf16")
@@ -299,7 +299,7 @@ def features(n, generator):
 
 @pytest.mark.parametrize(
     ("trainer", "word", "frozen"),
-    [("fast", -1, False), ("fast", WORDS, True), ("vectorised", WORDS, False), ("tiled-vectorised", -1, True)],
+    [("fast", -1, False), ("fast", WORDS, True), ("vectorized", WORDS, False), ("tiled-vectorized", -1, True)],
 )
 def test_a_word_that_does_not_exist_is_its_clients_own_affair(trainer, word, frozen):
     torch.manual_seed(0)
@@ -384,11 +384,11 @@ def test_what_has_no_rule_says_so_and_trains_otherwise(make, sampler, words):
     clients = federation(sampler)
     with pytest.raises(InputError, match=words):
         bound(make(), clients)
-    assert bound(make(), clients, trainer="auto").trainer.name == "vectorised"
+    assert bound(make(), clients, trainer="auto").trainer.name == "vectorized"
 
 
 def test_tracing_leaves_the_runs_module_as_it_is():
-    run = bound(Masked(), federation(features), trainer="vectorised")
+    run = bound(Masked(), federation(features), trainer="vectorized")
     names = set(vars(run.task.model))
     with pytest.raises(InputError, match="no fast program"):
         Programs(run.task).plain  # noqa: B018
@@ -402,13 +402,17 @@ def test_a_kernel_is_held_to_what_it_stands_for_layer_by_layer():
         torch.randn(shape, generator=draws) for shape in ((2, 3, 6, 5, 4), (2, 7, 3, 3, 3), (2, 7, 6, 5, 4))
     )
     plain = Program(
-        (Step(Patches(window), (0,), 1), Step(Contract(False), (1,), 2, ("w",)), Step(Function(torch.relu), (2,), 3)),
+        (
+            ProgramStep(Patches(window), (0,), 1),
+            ProgramStep(Contract(False), (1,), 2, ("w",)),
+            ProgramStep(Function(torch.relu), (2,), 3),
+        ),
         output=3,
     )
 
     def back_and_forth(op):
-        step = Step(op, (0,), 2, ("w",))
-        first, second = each_held(Program((step, plain.steps[2]), output=3), plain, "fp32").steps
+        step = ProgramStep(op, (0,), 2, ("w",))
+        first, second = with_checked_ops(Program((step, plain.steps[2]), output=3), plain, "fp32").steps
         assert second is plain.steps[2]
         _, saved = first.op.forward([kernel], x)
         return first.op.backward([kernel], saved, dy, True)

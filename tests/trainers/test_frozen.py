@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from dpfedexp import Federation, Sgd, dp_fedavg, fedavg, train
 from dpfedexp.trainers.chunk_size import footprint
-from tests.trainers.shared import labelled, one_round, simulated, updates
+from tests.trainers.shared import labeled, one_round, simulated, updates
 
 LOCAL = Sgd(lr=0.1, steps=2, max_examples=4)
 
@@ -31,7 +31,7 @@ class Residual(nn.Module):
 
 
 def federation(shape=(1, 6, 6), sizes=(4, 2, 7, 1)):
-    return labelled(shape, sizes, seed=1)
+    return labeled(shape, sizes, seed=1)
 
 
 @pytest.mark.parametrize(("head_only", "secure"), [(False, False), (True, True)])
@@ -50,9 +50,9 @@ def test_a_pretrained_network_in_eval_mode_trains_and_its_statistics_stand_still
     assert torch.equal(after["stem.weight"], before["stem.weight"]) == head_only
 
 
-def test_a_network_in_eval_mode_is_vectorised_as_the_loop_trains_it():
+def test_a_network_in_eval_mode_is_vectorized_as_the_loop_trains_it():
     """Dropout is on, batch norm's statistics are not touched; 1e-6 of a largest entry of order one is float32 rounding."""
-    one, other = (simulated(Residual().eval(), federation(), LOCAL, trainer) for trainer in ("vectorised", "loop"))
+    one, other = (simulated(Residual().eval(), federation(), LOCAL, trainer) for trainer in ("vectorized", "loop"))
     assert not one.task.model.norm.training
     assert one.task.model.block[2].training
     torch.testing.assert_close(one_round(one), one_round(other), rtol=0, atol=1e-6)
@@ -98,7 +98,7 @@ def test_adapters_alone_are_trained_sent_and_counted():
         assert torch.equal(before, after) != before.requires_grad, name
 
 
-@pytest.mark.parametrize("trainer", ["tiled-vectorised", "loop", "fast"])
+@pytest.mark.parametrize("trainer", ["tiled-vectorized", "loop", "fast"])
 def test_frozen_parameters_are_held_once(trainer):
     """No tensor of a chunk of 32 clients comes near 32 copies of a frozen matrix; 4 rows of width 256 each do not either."""
     width, count = 256, 32
@@ -107,11 +107,11 @@ def test_frozen_parameters_are_held_once(trainer):
         updates(simulation, simulation.trainer._trainer() if trainer == "fast" else None)
     assert 0 < seen.numbers < 4 * width * width
     frozen = {p.data_ptr() for p in simulation.task.model.parameters() if not p.requires_grad}
-    for twin in (simulation.task.apart().model, *simulation.task.copies):
+    for twin in (simulation.task.copy_for_thread().model, *simulation.task.copies):
         assert {p.data_ptr() for p in twin.parameters() if not p.requires_grad} == frozen
 
 
-@pytest.mark.parametrize("trainer", ["vectorised", "loop"])
+@pytest.mark.parametrize("trainer", ["vectorized", "loop"])
 def test_frozen_parts_compute_in_bf16_with_the_rest(trainer):
     """A frozen backbone has the precision of what flows through it, and stays as it is."""
     model = Residual().eval().requires_grad_(False)

@@ -55,12 +55,12 @@ FEDERATIONS = {
 ONE = Federation.from_clients([(torch.cat([a.float(), b], dim=1), y) for a, b, y in rows()])
 
 
-@pytest.mark.parametrize("trainer", ["loop", "vectorised", "tiled-vectorised", "recorded"])
+@pytest.mark.parametrize("trainer", ["loop", "vectorized", "tiled-vectorized", "recorded"])
 @pytest.mark.parametrize("kind", FEDERATIONS)
 def test_several_inputs_and_outputs_train_as_one(kind, trainer):
     """1e-6 is float32 rounding of updates of order 0.1. Six calls of three steps are replayed by torch.fx."""
     expected = updates(simulated(Joined(), ONE, LOCAL, "loop", loss=gaussian))
-    by_name = "vectorised" if trainer == "recorded" else trainer
+    by_name = "vectorized" if trainer == "recorded" else trainer
     prepared = simulated(Two(), FEDERATIONS[kind], LOCAL, by_name, loss=gaussian)
     steps = recorded(prepared) if trainer == "recorded" else None
     torch.testing.assert_close(updates(prepared, steps, calls=6), expected, rtol=0, atol=1e-6)

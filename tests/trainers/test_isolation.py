@@ -13,18 +13,18 @@ from torch import nn
 from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_scaffold, train
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms.probe import UPDATE
-from dpfedexp.core.local import schedule
+from dpfedexp.core.local_optimizer import schedule
 from dpfedexp.core.modules import Layout
 from dpfedexp.engine.engine import Request
 from dpfedexp.errors import RoundFailed
 from dpfedexp.trainers import isolation
-from dpfedexp.trainers.isolation import is_isolated, learnt_apart, padded, synthetic_clients, widths
+from dpfedexp.trainers.isolation import is_isolated, padded, synthetic_clients, train_isolated, widths
 from dpfedexp.trainers.module_checks import watching_draws
-from dpfedexp.trainers.steps import Vectorised
+from dpfedexp.trainers.steps import Vectorized
 from dpfedexp.trainers.task import Task
 from tests.trainers.shared import PRIVATE, Made, bound, secured, unless_refused
 
-TRAINERS = ("loop", "tiled-loop", "vectorised", "tiled-vectorised", "fast")
+TRAINERS = ("loop", "tiled-loop", "vectorized", "tiled-vectorized", "fast")
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
@@ -72,8 +72,8 @@ LOCALS = {
 CASES = [
     *((trainer, "full batch") for trainer in TRAINERS),
     ("loop", "batches"),
-    ("vectorised", "epochs"),
-    ("tiled-vectorised", "batches"),
+    ("vectorized", "epochs"),
+    ("tiled-vectorized", "batches"),
     ("fast", "epochs"),
     ("fast", "proximal"),
 ]
@@ -84,7 +84,7 @@ CASES = [
 def test_replacing_one_client_moves_no_other_row(trainer, how, device):
     if device == "cuda" and trainer.startswith("tiled"):
         pytest.skip("a GPU has no tiles")
-    replacements = ((4, 1), (333, 2), (0, 3)) if (trainer, how) == ("vectorised", "full batch") else ((4, 1), (333, 2))
+    replacements = ((4, 1), (333, 2), (0, 3)) if (trainer, how) == ("vectorized", "full batch") else ((4, 1), (333, 2))
     rest = [federation(*other) for other in replacements]
     sums = unless_refused(trainer, lambda: [others(one, PRIVATE, LOCALS[how], trainer, device) for one in rest])
     if sums is None:
@@ -106,15 +106,15 @@ def test_without_a_public_bound_a_secure_run_trains_one_by_one_and_says_why():
         secured(net(), federation(4, 1), Sgd(lr=1.0, steps=2), "fast")
 
 
-class Coupled(Vectorised):
-    """A trainer with hole 2: every row is nudged by its neighbours."""
+class Coupled(Vectorized):
+    """A trainer with hole 2: every row is nudged by its neighbors."""
 
     def __call__(self, *given):
         rows = super().__call__(*given)
         return rows + 1e-7 * rows.roll(1, 0)
 
 
-class Bordered(Vectorised):
+class Bordered(Vectorized):
     """A trainer whose rows differ only in one place of a chunk, as where two threads share an operation."""
 
     def __call__(self, *given):
@@ -127,28 +127,28 @@ class BorderedAtRates(Bordered):
     """A trainer whose rows depend on their place only where clients bring rates of their own."""
 
     def __call__(self, w, clients, schedule, round, correction=None, rates=None):
-        call = Vectorised.__call__ if rates is None else Bordered.__call__
+        call = Vectorized.__call__ if rates is None else Bordered.__call__
         return call(self, w, clients, schedule, round, correction, rates)
 
 
 @pytest.mark.parametrize(
     ("kind", "apart", "apart_at_rates"),
-    [(Vectorised, True, True), (Coupled, False, False), (Bordered, False, False), (BorderedAtRates, True, False)],
+    [(Vectorized, True, True), (Coupled, False, False), (Bordered, False, False), (BorderedAtRates, True, False)],
 )
-def test_the_check_notices_rows_that_depend_on_neighbours_or_places(kind, apart, apart_at_rates):
+def test_the_check_notices_rows_that_depend_on_neighbors_or_places(kind, apart, apart_at_rates):
     task = secured(net(), federation(4, 1), LOCALS["full batch"]).task
-    for rated, expected in ((False, apart), (True, apart_at_rates)):
-        asked = replace(task, rated=rated)
+    for with_rates, expected in ((False, apart), (True, apart_at_rates)):
+        asked = replace(task, has_client_rates=with_rates)
         made = replace(asked, clients=synthetic_clients(asked, 30))
         assert is_isolated(kind(made), made, 15) is expected
 
 
 def test_a_trainer_that_couples_clients_is_not_used_in_a_secure_run(monkeypatch):
-    monkeypatch.setattr("dpfedexp.trainers.select.Vectorised", Coupled)
+    monkeypatch.setattr("dpfedexp.trainers.select.Vectorized", Coupled)
     given = net(), federation(4, 1), LOCALS["full batch"]
-    with pytest.raises(InputError, match="depends on the others of its chunk"):
-        secured(*given, "vectorised")
-    assert "vectorised" not in secured(*given).trainer.name
+    with pytest.raises(InputError, match="depends on other clients of its chunk"):
+        secured(*given, "vectorized")
+    assert "vectorized" not in secured(*given).trainer.name
     assert isinstance(secured(*given, secure=False).trainer, Coupled)
 
 
@@ -167,7 +167,7 @@ def test_secure_rows_equal_seeded_rows_to_rounding(control):
     algorithm = dp_scaffold(clip=1.0, noise_multiplier=2.0) if control else PRIVATE
     clients, local, rows = federation(4, 1), Sgd(lr=0.1, steps=4, max_examples=8), {}
     for secure in (False, True):
-        engine = bound(net(), clients, local, "vectorised", algorithm=algorithm, secure=secure)
+        engine = bound(net(), clients, local, "vectorized", algorithm=algorithm, secure=secure)
         simulation, request = engine.cohort, Request(UPDATE, 1, engine.begin(), engine.mechanism)
         order = torch.argsort(clients.sizes, stable=True)[2:] if not secure else torch.arange(len(clients))
         found = simulation.updates(request, request.state.w.float(), order)[: len(order)]
@@ -224,8 +224,8 @@ def test_widths_hold_the_cohort_and_fit_the_memory(cohort, most, unit, fixed):
         assert math.ceil(cohort / chunk) * chunk - cohort < chunk / 2
 
 
-@pytest.mark.parametrize("trainer", ["tiled-loop", "vectorised", "fast"])
-def test_a_client_that_nothing_can_be_learnt_from_stops_nobody_and_moves_no_other_row(trainer):
+@pytest.mark.parametrize("trainer", ["tiled-loop", "vectorized", "fast"])
+def test_a_client_that_nothing_can_be_learned_from_stops_no_client_and_moves_no_other_row(trainer):
     sums = []
     for impossible in (False, True):
         clients = federation(4, 1)
@@ -250,8 +250,8 @@ def test_shapes_that_do_not_fit_the_memory_end_the_run_where_they_are_public():
 
     like, clients = torch.zeros(3), torch.arange(4)
     with pytest.raises(torch.OutOfMemoryError):
-        learnt_apart(learn, clients, 2, like=like, public=True)
-    assert torch.equal(learnt_apart(learn, clients, 2, like=like, public=False), torch.zeros(4, 3))
+        train_isolated(learn, clients, 2, like=like, public=True)
+    assert torch.equal(train_isolated(learn, clients, 2, like=like, public=False), torch.zeros(4, 3))
 
 
 def test_a_model_that_is_written_while_clients_train_ends_the_round_before_it_is_charged():

@@ -7,13 +7,13 @@ from torch import nn
 from dpfedexp import Execution, Federation, Sgd, fedavg, train
 from dpfedexp.trainers.select import Programs, by_program
 from dpfedexp.trainers.steps import Steps
-from tests.trainers.shared import labelled, simulated
+from tests.trainers.shared import labeled, simulated
 
 FULL, SHUFFLED = Sgd(lr=0.1, steps=2), Sgd(lr=0.1, epochs=1, batch_size=2)
 
 
 def clients(sizes=(4,) * 6, **options) -> Federation:
-    return labelled((3,), sizes, labels=2, seed=3, **options)
+    return labeled((3,), sizes, labels=2, seed=3, **options)
 
 
 def net() -> nn.Module:
@@ -39,13 +39,13 @@ def recorded(federation: Federation, local: Sgd):
 @pytest.fixture
 def readings(monkeypatch):
     """The clients of every reading of a federation."""
-    seen, read = [], Federation.reading
+    seen, read = [], Federation.row_reader
 
     def counted(self, clients, positions, device=None):
         seen.append(torch.as_tensor(clients).tolist())
         return read(self, clients, positions, device)
 
-    monkeypatch.setattr(Federation, "reading", counted)
+    monkeypatch.setattr(Federation, "row_reader", counted)
     return seen
 
 
@@ -124,6 +124,6 @@ def test_a_transform_is_asked_in_every_round():
         return x + 0.1 * len(calls)
 
     simulation, _, step = recorded(clients(transform=noisy), FULL)
-    assert simulation.task.clients.edition is None
+    assert simulation.task.clients.data_version is None
     first, second = (step(torch.arange(6), number) for number in (1, 2))
     assert not torch.equal(first, second)

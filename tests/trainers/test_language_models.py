@@ -37,7 +37,7 @@ def federation(kind: str, masked: bool) -> Federation:
     return Federation.from_arrays(inputs, targets, client_ids=[row // 3 for row in range(rows)])
 
 
-def learnt(model: nn.Module, clients: Federation, trainer: str) -> torch.Tensor:
+def learned(model: nn.Module, clients: Federation, trainer: str) -> torch.Tensor:
     return updates(simulated(model, clients, Sgd(lr=0.5, steps=2), trainer, loss="cross-entropy"))
 
 
@@ -46,9 +46,9 @@ def learnt(model: nn.Module, clients: Federation, trainer: str) -> torch.Tensor:
 def test_a_model_from_a_configuration_trains_many_clients_at_once(kind, masked):
     """Dropout included: GPT-2 and BERT have it by default. 2e-5 is float32 rounding of two layers, twice."""
     model, clients = model_of(kind), federation(kind, masked)
-    together = learnt(model, clients, "vectorised")
+    together = learned(model, clients, "vectorized")
     assert float(together.abs().max()) > 1e-3
-    torch.testing.assert_close(together, learnt(model, clients, "loop"), rtol=0.0, atol=2e-5)
+    torch.testing.assert_close(together, learned(model, clients, "loop"), rtol=0.0, atol=2e-5)
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -56,7 +56,7 @@ def test_logits_are_measured_and_other_parts_are_not_guessed():
     clients = federation("llama", masked=True)
     options = {"local": AdamW(lr=0.01, steps=2), "rounds": 1, "progress": False, "device": "cpu"}
     run = train(model_of("llama"), clients, fedavg(), loss="ce", test=clients.client(0), **options)
-    assert run.trainer == "vectorised"
+    assert run.trainer == "vectorized"
     assert 0.0 <= run.history[-1]["test_accuracy"] <= 1.0
     encoder = transformers.LlamaModel(model_of("llama").config)
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_adapters_of_peft_are_all_that_trains_counts_and_is_noised():
         "device": "cpu",
     }
     run = train(model, federation("llama", masked=True), dp_fedavg(clip=1.0, noise_multiplier=1.0), **options)
-    assert run.trainer == "vectorised"
+    assert run.trainer == "vectorized"
     assert run.facts.parameters == adapters < whole / 10
     before, after = model.state_dict(), run.model.state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}

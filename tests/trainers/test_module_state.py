@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from dpfedexp import Execution, Federation, InputError, Sgd, train
 from dpfedexp.accounting import Ledger
 from dpfedexp.trainers.module_checks import differing
-from tests.trainers.shared import PRIVATE, labelled, secured
+from tests.trainers.shared import PRIVATE, labeled, secured
 
 LOCAL = Sgd(lr=0.1, steps=2, max_examples=6)
 
 
 def clients() -> Federation:
-    return labelled((4,), [5] * 6, labels=2, seed=0)
+    return labeled((4,), [5] * 6, labels=2, seed=0)
 
 
 class Holds(nn.Module):

@@ -12,7 +12,7 @@ PROGRAMS = sized(9, 5000)
 def test_programs_are_refused_or_keep_clients_apart():
     found = [check(seed) for seed in range(PROGRAMS)]
     assert [str(one) for one in found if one.verdict == "failed"] == []
-    isolated = [one.learnt for one in found if one.verdict == "isolated"]
+    isolated = [one.learned for one in found if one.verdict == "isolated"]
     assert len(isolated) > 0.15 * PROGRAMS
     assert isolated.count(False) < 0.1 * PROGRAMS
 
@@ -21,8 +21,8 @@ def without_recordings(monkeypatch):
     """The caller's code runs on the clients' rows, and none of the trials comes before."""
     monkeypatch.setattr(Recorded, "__call__", lambda self, *inputs: self.program(*inputs))
     monkeypatch.setattr("dpfedexp.engine.prepare.check_recordings", lambda *rest: None)
-    monkeypatch.setattr("dpfedexp.engine.prepare.watched", lambda *rest, **options: None)
-    monkeypatch.setattr("dpfedexp.trainers.select.keeps_apart", lambda *rest: True)
+    monkeypatch.setattr("dpfedexp.engine.prepare.make_state_check", lambda *rest, **options: None)
+    monkeypatch.setattr("dpfedexp.trainers.select.passes_isolation", lambda *rest: True)
 
 
 def test_a_run_without_walls_is_found_out(monkeypatch):

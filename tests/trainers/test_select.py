@@ -13,7 +13,7 @@ from dpfedexp import Execution, InputError, Sgd, fedavg, train
 from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.execution import execution_on
 from dpfedexp.trainers.select import trainer_again
-from dpfedexp.trainers.steps import Loop, Parallel, Recordings, Vectorised, _Pools, cuda_graph
+from dpfedexp.trainers.steps import Loop, Parallel, Recordings, Vectorized, _Pools, cuda_graph
 from tests.trainers.shared import Made, recorded, updates
 from tests.trainers.test_fast import LOCAL, NETWORKS, activated, bound, features, federation
 
@@ -58,19 +58,19 @@ def test_tiles_and_threads_change_nothing_but_rounding(tile, threads, network):
     clients = federation(sizes=[3, 5, 1, 4, 4, 2, 6])
     simulation = bound(NETWORKS[network], clients)
     task = simulation.task
-    expected = updates(simulation, Vectorised(task))
+    expected = updates(simulation, Vectorized(task))
     program = simulation.trainer._trainer()
     for make in (
         lambda: program,
-        lambda: Vectorised(task.apart(), record=False),
-        lambda: Loop(task.apart(), simulation.streams),
+        lambda: Vectorized(task.copy_for_thread(), record=False),
+        lambda: Loop(task.copy_for_thread(), simulation.streams),
     ):
         assert torch.allclose(updates(simulation, Parallel("tiles", make, tile, threads)), expected, atol=1e-6)
 
 
 def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
     clients, asked = federation(), []
-    seconds = {"fast": 1.0, "library": 2.0, "tiled-vectorised": 1.5, "tiled-loop": 9.0}
+    seconds = {"fast": 1.0, "library": 2.0, "tiled-vectorized": 1.5, "tiled-loop": 9.0}
 
     def timed(task, trainer, *rest, warm=False):
         if not warm:
@@ -79,11 +79,11 @@ def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
 
     monkeypatch.setattr(tune, "_time", timed)
     monkeypatch.setattr(tune, "_remembered", {})
-    assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "vectorised"
+    assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "vectorized"
     assert not asked
     monkeypatch.setattr(tune, "WORTH_MEASURING", 0)
     assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "fast"
-    assert asked == ["fast", "library", "tiled-vectorised", "tiled-loop"]
+    assert asked == ["fast", "library", "tiled-vectorized", "tiled-loop"]
     assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "fast"
     assert len(asked) == 4
     # The quickest, and the preferred one where they are alike.
@@ -99,11 +99,11 @@ def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
     def stop(record):
         raise KeyboardInterrupt
 
-    execution = Execution(trainer="tiled-vectorised")
+    execution = Execution(trainer="tiled-vectorized")
     with pytest.raises(KeyboardInterrupt):
         train(NETWORKS["paper"], federation(), fedavg(), execution=execution, on_round=stop, **options)
     monkeypatch.setattr(tune, "_time", lambda *_: pytest.fail("a resumed run does not choose again"))
-    assert train(NETWORKS["paper"], federation(), fedavg(), resume=True, **options).trainer == "tiled-vectorised"
+    assert train(NETWORKS["paper"], federation(), fedavg(), resume=True, **options).trainer == "tiled-vectorized"
     assert trainer_again("tiled-loop", "cuda") == "auto"
     assert trainer_again("fused", "cpu") == "auto"
 
@@ -112,7 +112,7 @@ def test_a_parameter_may_be_a_single_number():
     torch.manual_seed(0)
     scale = nn.Parameter(torch.tensor(2.0))
     model = Made(lambda self, x: self.layer(x) * self.scale, layer=nn.Linear(4, 2), scale=scale)
-    found, other = (updates(bound(model, federation(features), trainer=name)) for name in ("vectorised", "loop"))
+    found, other = (updates(bound(model, federation(features), trainer=name)) for name in ("vectorized", "loop"))
     torch.testing.assert_close(found, other, rtol=1e-5, atol=1e-6)
     assert bool((found != 0).any(1).all())
 
@@ -152,7 +152,7 @@ def test_a_device_beside_an_execution_is_the_same_or_an_error():
     assert execution_on(None, Execution(device="cpu", chunk_size=3)) == Execution(device="cpu", chunk_size=3)
     assert execution_on("cpu", Execution(chunk_size=3)) == Execution(device="cpu", chunk_size=3)
     assert execution_on(torch.device("cpu"), Execution(device="cpu")).place == torch.device("cpu")
-    with pytest.raises(InputError, match=r"device is 'cpu' and execution\.device is 'cuda'; give one of them"):
+    with pytest.raises(InputError, match=r"device is 'cpu' and execution\.device is 'cuda'; pass only one of them"):
         execution_on("cpu", Execution(device="cuda"))
     with pytest.raises(InputError, match="execution is a dict; it must be an Execution"):
         execution_on(None, {"chunk_size": 3})

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from dpfedexp import InputError, Sgd, fedavg
-from dpfedexp.core.local import schedule
+from dpfedexp.core.local_optimizer import schedule
 from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
 from tests.engine.plain import cases, plain_update
@@ -14,11 +14,11 @@ EQUAL, UNEQUAL = [4, 4, 4, 4], [1, 7, 3, 4]
 
 
 VARIANTS = [
-    *((name, "sgd", "vectorised", UNEQUAL) for name in CASES),
+    *((name, "sgd", "vectorized", UNEQUAL) for name in CASES),
     ("cnn", "sgd", "loop", UNEQUAL),
-    *(("linear", "sgd", trainer, EQUAL) for trainer in ("vectorised", "loop", "fast")),
+    *(("linear", "sgd", trainer, EQUAL) for trainer in ("vectorized", "loop", "fast")),
     *((("mlp", "groupnorm")[variant == "fedprox"], variant, trainer, UNEQUAL)
-      for variant in ("fedprox", "scaffold") for trainer in ("vectorised", "loop", "fast")),
+      for variant in ("fedprox", "scaffold") for trainer in ("vectorized", "loop", "fast")),
 ]  # fmt: skip
 
 
@@ -51,16 +51,16 @@ def test_an_epoch_visits_every_row_once_and_steps_follow_the_clients_own_size():
         assert sorted(seen.tolist()) == list(range(size))
 
 
-def test_a_module_that_cannot_be_vectorised_runs_on_the_loop_and_says_why():
+def test_a_module_that_cannot_be_vectorized_runs_on_the_loop_and_says_why():
     """Control flow on a value: no program of tensors can hold it."""
     model = Made(lambda self, x: self.layer(x) if float(x.sum()) > 0 else self.layer(-x), layer=nn.Linear(6, 3))
     clients = sampled(CASES["mlp"][1], EQUAL)
     simulation, note = prepare(model, clients, fedavg(), local=Sgd(lr=0.1, steps=2), rounds=1)
     assert simulation.cohort.trainer.name == "loop"
-    assert "vectorised" in note
+    assert "vectorized" in note
     assert "slower" in note
-    with pytest.raises(InputError, match="can't be vectorised"):
-        simulated(model, clients, Sgd(lr=0.1, steps=2), "vectorised")
+    with pytest.raises(InputError, match="can't be vectorized"):
+        simulated(model, clients, Sgd(lr=0.1, steps=2), "vectorized")
 
 
 def test_recorded_programs_give_the_same_numbers_as_the_program_itself():

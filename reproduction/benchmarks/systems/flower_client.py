@@ -34,11 +34,11 @@ def train(message: Message, context: Context) -> Message:
     local = copy.deepcopy(model)
     for client in mine:
         local.load_state_dict(start)
-        optimiser = torch.optim.SGD(local.parameters(), lr=work.lr)
+        optimizer = torch.optim.SGD(local.parameters(), lr=work.lr)
         for _ in range(work.steps):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(local(x[client]), y[client]).backward()
-            optimiser.step()
+            optimizer.step()
         for name, value in local.state_dict().items():
             total[name] += value / len(mine)
     content = RecordDict({"arrays": ArrayRecord(total), "metrics": MetricRecord({"num-examples": len(mine)})})

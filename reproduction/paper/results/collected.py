@@ -18,7 +18,7 @@ from typing import Any
 
 from dpfedexp.config import Settings
 from dpfedexp.errors import InputError
-from dpfedexp.machine import run_all
+from dpfedexp.machine import run_jobs
 from reproduction.paper.results import record as recording
 from reproduction.paper.results.full_settings import differences
 from reproduction.paper.results.planned import Place, PlannedRun, Result, TrainingRun
@@ -62,7 +62,7 @@ class Cache:
             jobs.sort(key=lambda job: -job[1].cost)
         # Asked once, here: the source may be edited while a long command runs what it has loaded.
         made_by = recording.here(place.device)
-        run_all(
+        run_jobs(
             partial(_run_and_keep, images=images, place=place, made_by=made_by),
             jobs,
             description,

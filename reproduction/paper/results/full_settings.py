@@ -16,14 +16,14 @@ from dpfedexp.data.data_sets import DATA_SETS
 
 Tree = dict[str, Any]
 
-ELSEWHERE: Any = {"resolved": True, "data": {"path"}, "run": {"device", "chunk_size"}}
+NOT_RECORDED: Any = {"resolved": True, "data": {"path"}, "run": {"device", "chunk_size"}}
 """Where a run happens, which its result does not depend on."""
 
 ADDED_SINCE: Tree = {
     "algorithm.aggregation": None,
     "algorithm.step": "paper",
     "local.max_examples": None,
-    "local.optimiser": "sgd",
+    "local.optimizer": "sgd",
     "participation.population": None,
     "participation.noise_cohort": None,
     "run.evaluate": None,
@@ -53,7 +53,7 @@ PRIVUNIT = ("epsilon0", "epsilon1", "epsilon2")
 
 def in_full(settings: Settings) -> Tree:
     """Every setting by its value, also those that the file, the algorithm or the problem leaves to a default; as JSON."""
-    tree = settings.model_dump(mode="json", exclude=ELSEWHERE)
+    tree = settings.model_dump(mode="json", exclude=NOT_RECORDED)
     algorithm, built = tree["algorithm"], settings.build_algorithm()
     parameters = inspect.signature(ALGORITHMS[algorithm["name"]]).parameters
     for name in OPEN:

@@ -73,10 +73,10 @@ def paired(ours: Sequence[float], theirs: Sequence[float], *, larger_is_better: 
         return Paired(statistics.fmean(gains), wins, len(gains), None, None)
     p_sign = float(binomtest(wins, len(gains), alternative="greater").pvalue)
     # Gains that are all the same leave no spread for a t test to judge by.
-    settled = statistics.stdev(gains) <= 1e-9 * max(map(abs, gains))
+    constant = statistics.stdev(gains) <= 1e-9 * max(map(abs, gains))
     p_t = (
         None
-        if settled
+        if constant
         else float(ttest_rel(ours, theirs, alternative="greater" if larger_is_better else "less").pvalue)
     )
     return Paired(statistics.fmean(gains), wins, len(gains), p_t, p_sign)

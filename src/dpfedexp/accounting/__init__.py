@@ -4,16 +4,16 @@ from dpfedexp.accounting.calibrate import affordable_rounds, calibrate_noise, ca
 from dpfedexp.accounting.compose import Guarantee, PrivacyCost, compose, guarantee
 from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, PureEvent, Query, Sampling
 from dpfedexp.accounting.gdp import joint_mu
-from dpfedexp.accounting.ledger import Budget, Entry, Ledger
+from dpfedexp.accounting.ledger import Budget, Ledger, LedgerEntry
 from dpfedexp.accounting.statement import PrivacyStatement
 
 __all__ = [
     "Budget",
-    "Entry",
     "Event",
     "GaussianEvent",
     "Guarantee",
     "Ledger",
+    "LedgerEntry",
     "NonPrivateEvent",
     "PrivUnitEvent",
     "PrivacyCost",

@@ -1,4 +1,4 @@
-"""From a target ε back to what is needed: noise, rounds, or the ε of one report, always on the safe side of the target.
+"""Calibration: from a target ε to noise, rounds, or the ε of one report. Results never exceed the target.
 
 `epsilon`, `noise` and `rounds` are the accountant on its own. The noise multiplier z is the noise on the sum of clipped updates
 over the clip, as in Opacus, pfl and TensorFlow Privacy, whose figures are those for adjacency "add-remove".
@@ -26,7 +26,7 @@ def calibrate_noise(
     target_epsilon: float,
     delta: float,
     rounds: int,
-    beside: Callable[[float], Sequence[Event]] | None = None,
+    one_time: Callable[[float], Sequence[Event]] | None = None,
 ) -> float:
     """The smallest noise multiplier z for which the run costs at most `target_epsilon` at `delta`.
 
@@ -35,13 +35,13 @@ def calibrate_noise(
         target_epsilon: what all of it may cost.
         delta: δ of that ε.
         rounds: how many rounds there are.
-        beside: what else the run releases once, with z; None for nothing.
+        one_time: other events that the run releases once, as a function of z; None for none.
     """
     _check(target_epsilon, delta, rounds)
     require(delta > 0.0, f"delta is {delta}; Gaussian noise needs a delta above 0.")
 
     def epsilon(z: float) -> float:
-        once = () if beside is None else Counter(beside(z)).items()
+        once = () if one_time is None else Counter(one_time(z)).items()
         return compose([(make_event(z), rounds), *once], delta).epsilon
 
     asked = f"target_epsilon is {target_epsilon:g} over {rounds} rounds at delta {delta:g}"
@@ -150,17 +150,17 @@ def epsilon(
     sampling: Drawn = "poisson",
     adjacency: Adjacency = "replace-one",
 ) -> float:
-    """What so many rounds cost together.
+    """Compute ε of a number of rounds together.
 
-    Formal guarantee: the ε at `delta` of Gaussian sums, each chosen after the ones before; exact where everybody takes part, and an
-    upper bound where clients are drawn.
+    Formal guarantee: the ε at `delta` of Gaussian sums under adaptive composition; exact with full participation, an upper bound
+    with sampling.
 
     Args:
         noise_multiplier: z.
         rounds: how many sums are released.
         delta: δ of the answer.
-        sampling_rate: the share of the clients that takes part in a round, drawn anew.
-        sampling: how they are drawn: each by itself ("poisson"), or a fixed number.
+        sampling_rate: the expected share of the clients in a round.
+        sampling: "poisson" (every client independently) or "fixed" (a fixed number of clients).
         adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all.
 
     Example:
@@ -183,7 +183,7 @@ def noise(
     sampling: Drawn = "poisson",
     adjacency: Adjacency = "replace-one",
 ) -> float:
-    """The least noise multiplier with which so many rounds cost at most ε.
+    """Compute the smallest noise multiplier with which the rounds cost at most ε.
 
     Formal guarantee: by the accountant's own figure the rounds cost no more than `epsilon`.
 
@@ -210,9 +210,9 @@ def rounds(
     sampling: Drawn = "poisson",
     adjacency: Adjacency = "replace-one",
 ) -> int:
-    """How many rounds cost at most ε; 0 where one is too many.
+    """Compute how many rounds cost at most ε; 0 if one round is too expensive.
 
-    Formal guarantee: by the accountant's own figure so many rounds cost no more than `epsilon`, and one more would.
+    Formal guarantee: by the accountant, this number of rounds costs at most `epsilon`, and one more costs more.
 
     Args:
         epsilon: what all rounds together may cost. The others are as for the function `epsilon`.

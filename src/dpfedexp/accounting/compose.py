@@ -1,4 +1,4 @@
-"""What a list of rounds promises together: the tightest sound accountant, chosen automatically and named.
+"""Composition of rounds by the tightest sound accountant, which is chosen automatically and named.
 
 Every accountant here composes adaptively: a round may be chosen after seeing the earlier releases.
 """
@@ -64,7 +64,7 @@ class PrivacyCost:
 
 @checked
 def compose(charges: Charges, delta: float) -> Guarantee:
-    """The guarantee of all the charges together at δ. Kinds of events may be mixed; settings and adjacencies may not."""
+    """Compose charges to one guarantee at δ. Kinds of events may be mixed; settings and adjacencies may not."""
     require(0.0 <= delta < 1.0, f"delta is {delta}; it must be at least 0 and below 1.")
     counts: Counter[Event] = Counter()
     for event, count in charges:
@@ -76,7 +76,7 @@ def compose(charges: Charges, delta: float) -> Guarantee:
 
 @checked
 def guarantee(event: Event, rounds: int, delta: float) -> PrivacyCost:
-    """What `rounds` rounds of the same event promise: per round and in total."""
+    """The privacy cost of `rounds` rounds of the same event, per round and in total."""
     require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more.")
     total = compose([(event, rounds)], delta)
     delta_round = 0.0 if event.family == "report" else delta
@@ -105,7 +105,7 @@ def _compose(counts: tuple[tuple[Event, int], ...], delta: float) -> Guarantee:
         return Guarantee(epsilon, delta, adjacency, setting, accountant, mu=mu, exact=accountant == GAUSSIAN)
     if mu is None:
         return Guarantee(epsilon + pure, delta, adjacency, setting, f"{accountant} + {privunit.PURE}")
-    epsilon, composition = privunit.epsilon_beside(reports, mu, delta)
+    epsilon, composition = privunit.epsilon_with_gaussian(reports, mu, delta)
     return Guarantee(epsilon, delta, adjacency, setting, f"{GAUSSIAN_BOUND} + {composition.removeprefix('exact ')}")
 
 

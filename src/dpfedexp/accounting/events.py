@@ -1,7 +1,7 @@
-"""What a round did, in numbers that any accountant can interpret: frozen values, of which the ledger is a list.
+"""Events: what a round released, as frozen values that any accountant can read. The ledger is a list of them.
 
 Gaussian events compose by their shift in units of the noise. Report events compose by the law of their privacy loss: PrivUnit's is
-exact, and `PureEvent` is for any other release that is ε-DP by itself. The third family promises nothing.
+exact, and `PureEvent` is for any other release that is ε-DP by itself. The third family has no guarantee.
 
 The event of one round of each mechanism follows from its settings alone; mechanisms, command line and the paper's tables all ask
 here. Everything is in units of the clip C, so rounds with different adaptive clips are the same event. PrivUnit's constants are
@@ -25,7 +25,7 @@ from dpfedexp.errors import InputError, checked, require
 Adjacency = Literal["replace-one", "add-remove"]
 Family = Literal["gaussian", "report", "none"]
 ADJACENCIES = ("replace-one", "add-remove")
-BesideSum = Literal["unknown", "nothing", "squares", "rounding"]
+BeyondSum = Literal["unknown", "nothing", "squares", "rounding"]
 """What the released models of a local round depend on beside the sum of its reports: nothing, the reports' squared norms, or a
 rounding of every single report. "unknown" is the value of events that do not say."""
 NoiseBy = Literal["", "both", "helper"]
@@ -38,22 +38,22 @@ UPDATE, SQUARES = OWN_QUERIES = ("update", "squared norms")
 
 
 class _Event:
-    """What every event answers, unless sampling or the number of clients changes what it costs."""
+    """Default methods of events whose cost does not depend on sampling or the number of clients."""
 
     def unsampled(self) -> Self:
-        """The same release for an observer who knows who took part."""
+        """The same release for an observer who knows the cohort: without amplification by sampling."""
         return self
 
     def for_clients(self, clients: int) -> tuple[Self, int]:
-        """What an answer for so many clients of one holder is charged with, and how often."""
+        """The event, and how often it is charged, for an answer on behalf of several clients of one holder."""
         return self, 1
 
-    def beside(self, earlier: Iterable[object]) -> Self:
-        """What pays for this answer to a round that the same holder answered before, with `earlier` charged for it."""
+    def charge_after(self, earlier: Iterable[object]) -> Self:
+        """The charge for another answer to a round for which `earlier` was charged to the same holder."""
         return self
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:
-        """Whether any number of these tells no more than as many of `other`, whose `strength` is at least this one's."""
+        """Whether this event costs at most as much as `other` under composition."""
         return isinstance(other, type(self))
 
 
@@ -82,7 +82,7 @@ class Query:
 
     Args:
         bound: the largest norm that one client can contribute: what changes when a client is left out.
-        sensitivity: the largest change when the data set changes to a neighbour (under the event's adjacency, the others fixed).
+        sensitivity: the largest change when the data set changes to a neighbor (under the event's adjacency, the others fixed).
         noise: the standard deviation of the noise per coordinate, in the same unit.
         diameter: the largest change when one client is replaced; None where it is not known: then twice the bound is charged.
     """
@@ -117,10 +117,10 @@ class Query:
 class GaussianEvent(_Event):
     """All the Gaussian queries of one round, released together.
 
-    `joint_mu` is the exact supremum, over neighbours, of the joint shift in units of the noise, where the mechanism can prove that
+    `joint_mu` is the exact supremum, over neighbors, of the joint shift in units of the noise, where the mechanism can prove that
     it is smaller than the root of the sum of squares (full participation only), and `other_mu` the same under the other adjacency.
-    `mu` is what is charged. `attained` says that the noise is Gaussian itself and that some pair of neighbours, under either
-    adjacency, moves the release by exactly its supremum. `beside_sum` matters in a local round, `noise_by` in a two-party round,
+    `mu` is what is charged. `attained` says that the noise is Gaussian itself and that some pair of neighbors, under either
+    adjacency, moves the release by exactly its supremum. `beyond_sum` matters in a local round, `noise_by` in a two-party round,
     whose queries state the noise that one aggregator adds: what the other one can't take away.
     """
 
@@ -134,7 +134,7 @@ class GaussianEvent(_Event):
     joint_mu: float | None = None
     other_mu: float | None = None
     attained: bool = False
-    beside_sum: BesideSum = "unknown"
+    beyond_sum: BeyondSum = "unknown"
     noise_by: NoiseBy = ""
 
     @property
@@ -178,7 +178,7 @@ class GaussianEvent(_Event):
         # its own, so they compose, which for Gaussian noise is exactly one event with √clients times the shift.
         return self.scaled(math.sqrt(clients) if self.setting == "local" else clients), 1
 
-    def beside(self, earlier: Iterable[object]) -> GaussianEvent:
+    def charge_after(self, earlier: Iterable[object]) -> GaussianEvent:
         # A server may add all of a round's central answers into one sum with one noise, where their shifts add: μ₁ + μ₂ instead of
         # √(μ₁² + μ₂²). With M charged so far, an answer of μ is therefore charged as √((M + μ)² − M²).
         if self.setting == "local":
@@ -234,7 +234,7 @@ class ThreePoint:
         return max(0.0, 1.0 - self.up - self.down)
 
 
-def randomised_response(epsilon: float) -> ThreePoint:
+def randomized_response(epsilon: float) -> ThreePoint:
     """The loss that dominates every release that is ε-DP."""
     return ThreePoint(epsilon, 1.0 / (1.0 + math.exp(-epsilon)))
 
@@ -245,7 +245,7 @@ class PrivUnitEvent(_Event):
     """One PrivUnit × ScalarDP report of one client.
 
     The direction V is in the cap of mass `cap` around the client's own direction with probability `p`; the level is (k+1)-ary
-    randomised response at `epsilon2`. `nominal` is ε₀+ε₁+ε₂ as asked for; the exact ε of the direction is log(p(1−cap)/(cap(1−p))).
+    randomized response at `epsilon2`. `nominal` is ε₀+ε₁+ε₂ as asked for; the exact ε of the direction is log(p(1−cap)/(cap(1−p))).
     `sampling` is None in events that do not say who took part. `attained` is False where the report is rounded, which can only
     hide more.
     """
@@ -283,8 +283,8 @@ class PrivUnitEvent(_Event):
     def losses(self) -> tuple[ThreePoint, ...]:
         """The independent parts of one report's privacy loss."""
         direction = self.direction_epsilon
-        # Caps above one half overlap; randomised response dominates anything that is L-DP.
-        first = ThreePoint(direction, self.p) if self.cap <= 0.5 else randomised_response(direction)
+        # Caps above one half overlap; randomized response dominates anything that is L-DP.
+        first = ThreePoint(direction, self.p) if self.cap <= 0.5 else randomized_response(direction)
         level = ThreePoint(self.epsilon2, 1.0 / (1.0 + self.k * math.exp(-self.epsilon2)))
         return tuple(part for part in (first, level) if part.step > 0.0)
 
@@ -295,7 +295,7 @@ class PrivUnitEvent(_Event):
         return self
 
     def for_clients(self, clients: int) -> tuple[PrivUnitEvent, int]:
-        return self, clients  # each client's report is randomised on its own, so they compose
+        return self, clients  # each client's report is randomized on its own, so they compose
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:
         if not isinstance(other, PrivUnitEvent):
@@ -314,9 +314,9 @@ class PrivUnitEvent(_Event):
 @checked
 @dataclass(frozen=True)
 class PureEvent(_Event):
-    """A release or a report that is ε-DP by itself, whatever computes it; composed as the randomised response that dominates it.
+    """An ε-DP release or report of any kind, composed as the randomized response that dominates it.
 
-    `sampling` amplifies nothing here. `attained` says that some pair of neighbours and some outcome reach the ratio e^ε.
+    `sampling` amplifies nothing here. `attained` says that some pair of neighbors and some outcome reach the ratio e^ε.
     """
 
     question: ClassVar[str] = ""
@@ -324,7 +324,7 @@ class PureEvent(_Event):
     composition: ClassVar[str] = "composition of ε-DP releases"
     nominal: ClassVar[None] = None
     exact: ClassVar[bool] = False
-    """Randomised response may hide less than the release itself does, so its composition is an upper bound."""
+    """Randomized response may hide less than the release itself does, so its composition is an upper bound."""
 
     epsilon: float
     setting: Literal["central", "local"]
@@ -349,7 +349,7 @@ class PureEvent(_Event):
         return 2.0 * epsilon if twice else epsilon
 
     def losses(self) -> tuple[ThreePoint, ...]:
-        return (randomised_response(self.strength),) if self.strength > 0.0 else ()
+        return (randomized_response(self.strength),) if self.strength > 0.0 else ()
 
     def unsampled(self) -> PureEvent:
         return replace(self, sampling=Sampling())
@@ -358,16 +358,16 @@ class PureEvent(_Event):
         """Replacing a client is leaving one out and taking one in; the other way round nothing is known."""
         if adjacency == self.adjacency:
             return self
-        require(adjacency == "replace-one", "a replace-one epsilon says nothing about leaving a client out.")
+        require(adjacency == "replace-one", "a replace-one epsilon does not bound the removal of a client.")
         return replace(self, adjacency="replace-one", epsilon=2.0 * self.epsilon)
 
     def for_clients(self, clients: int) -> tuple[PureEvent, int]:
-        """By group privacy in the centre, by composition where each client reports on its own."""
+        """By group privacy in the center, by composition where each client reports on its own."""
         if self.setting == "local":
             return self, clients
         return replace(self, epsilon=self.epsilon * clients), 1
 
-    def beside(self, earlier: Iterable[object]) -> PureEvent:
+    def charge_after(self, earlier: Iterable[object]) -> PureEvent:
         if self.setting != "central":
             return self
         # A server may add all of a round's central answers into one release, which then costs the sum of their ε: this answer is
@@ -379,7 +379,7 @@ class PureEvent(_Event):
 @checked
 @dataclass(frozen=True)
 class NonPrivateEvent(_Event):
-    """A round that promises nothing."""
+    """A round without a privacy guarantee."""
 
     family: ClassVar[Family] = "none"
     nominal: ClassVar[None] = None
@@ -419,8 +419,8 @@ def from_json(data: dict[str, Any]) -> Event:
         attained = getattr(event, "attained", False)
         require(type(attained) is bool, f"attained is {attained!r}; it must be true or false.")
         if isinstance(event, GaussianEvent):
-            words, told = get_args(BesideSum), event.beside_sum
-            require(told in words, f"beside_sum is {told!r}; it must be one of {', '.join(words)}.")
+            words, told = get_args(BeyondSum), event.beyond_sum
+            require(told in words, f"beyond_sum is {told!r}; it must be one of {', '.join(words)}.")
             numbers = {"other_mu": event.other_mu, **{f"diameter of {q.name}": q.diameter for q in event.queries}}
             for name, value in numbers.items():
                 right = value is None or (type(value) in (int, float) and value >= 0.0)
@@ -437,11 +437,11 @@ Votes = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """What an event is made from, also where there is no run yet: `dpfedexp privacy`, tables, sweeps.
+    """The settings from which the event of a round is made.
 
     Args:
         noise_multiplier: z of Gaussian noise, on the sum (central) or on each report (local).
-        adjacency: between which data sets the round must not tell.
+        adjacency: which neighboring data sets must be indistinguishable.
         sampling: who takes part.
         epsilons: PrivUnit's ε₀, ε₁, ε₂.
         gamma: PrivUnit's cap.
@@ -485,13 +485,13 @@ def central_gaussian(
         replaced, left_out = math.hypot(replaced, 1.0 / noise), math.hypot(left_out, 0.5 / noise)
     # Attained, all queries at once: an update of norm C, left out or turned round. Whether it was within the clip is free to
     # differ: it may have been longer before it was clipped. Further votes may be tied to the update, as whether training helped
-    # is: then no pair of neighbours moves both to the full.
+    # is: then no pair of neighbors moves both to the full.
     tied = any(name != "within clip" for name, _ in votes)
     return _central(adjacency, queries, sampling, not tied, replaced, left_out)
 
 
 def two_party(event: GaussianEvent, sampling: Sampling = Sampling(), noise_by: NoiseBy = "both") -> GaussianEvent:
-    """A central round whose sum two aggregators make together, as either of them sees it: sampling hides nobody from it.
+    """A two-party round as either aggregator sees it: sampling does not amplify.
 
     Args:
         event: the round of a trusted server with the noise that one aggregator adds and with full participation.
@@ -522,7 +522,7 @@ def votes_only(votes: Votes, adjacency: Adjacency = "replace-one", sampling: Sam
 def _central(
     adjacency: Adjacency, queries: Sequence[Query], sampling: Sampling, free: bool, replaced: float, left_out: float
 ) -> GaussianEvent:
-    """The event of these queries, with their joint μ where it is proven; `free`: some neighbours move all queries to the full."""
+    """The event of these queries, with their joint μ where it is proven; `free`: some neighbors move all queries to the full."""
     full = sampling.kind == "full"
     event = GaussianEvent("central", adjacency, tuple(queries), sampling, attained=full and free)
     if not full or len(queries) == 1:
@@ -550,8 +550,8 @@ def local_gaussian(noise_multiplier: float, sampling: Sampling = Sampling(), *, 
         squares: whether the server's step size uses the squared norm of every report.
     """
     update = Query(UPDATE, 1.0, 2.0, noise_multiplier, diameter=2.0)
-    event = GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beside_sum="nothing")
-    return replace(event, beside_sum="squares") if squares else event
+    event = GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beyond_sum="nothing")
+    return replace(event, beyond_sum="squares") if squares else event
 
 
 def privunit(
@@ -588,8 +588,8 @@ def round_event(kind: str, settings: RoundSettings) -> Event | None:
         return None
     require(
         kind == "central-gaussian" or settings.adjacency == "replace-one",
-        f"adjacency is {settings.adjacency!r} with {kind}; it must be 'replace-one', because whoever receives a client's message "
-        "sees that the client is there.",
+        f"adjacency is {settings.adjacency!r} with {kind}; it must be 'replace-one', because a client's message shows that the "
+        "client takes part.",
     )
     sampling, z = settings.sampling, settings.noise_multiplier
     if kind == "privunit":

@@ -1,6 +1,6 @@
 """Exact Gaussian differential privacy: what a Gaussian shift of μ standard deviations promises.
 
-A release is μ-GDP when telling neighbours apart is no easier than telling N(0, 1) from N(μ, 1). Gaussian queries are
+A release is μ-GDP when telling neighbors apart is no easier than telling N(0, 1) from N(μ, 1). Gaussian queries are
 exactly that, and they compose exactly: μ² adds (Dong, Roth, Su 2022). The curve is, with a = μ/2 − ε/μ,
 
     δ(ε) = Φ(a) − e^ε Φ(a − μ) = ½ e^{−a²/2} [erfcx(−a/√2) − erfcx((μ − a)/√2)],
@@ -86,7 +86,7 @@ def compose(mus: Iterable[float]) -> float:
 
 
 def advantage(mu: float) -> float:
-    """The largest (true positive rate − false positive rate) of any test between neighbours: 2Φ(μ/2) − 1."""
+    """The largest (true positive rate − false positive rate) of any test between neighbors: 2Φ(μ/2) − 1."""
     return math.erf(mu / (2.0 * _SQRT2))
 
 
@@ -110,7 +110,7 @@ def joint_mu(clip: float, vector_noise: float, scalar_noise: float) -> float:
     It is sup over Δ, Δ' of √(‖Δ−Δ'‖²/σ_v² + (‖Δ‖²−‖Δ'‖²)²/σ_s²), with the noise stds σ_v, σ_s on the *sums*. Composing the two
     queries separately charges for both worst cases at once, but the vector moves furthest (2C) exactly where the norms agree.
 
-    Exact, in closed form. Antiparallel vectors maximise the first term at no cost to the second, and scaling both
+    Exact, in closed form. Antiparallel vectors maximize the first term at no cost to the second, and scaling both
     until the longer has norm C increases both terms, so with b the other norm over C and ρ = (C·σ_v/σ_s)² it is
     (C/σ_v)·√max h(b) for h(b) = (1+b)²(1 + ρ(1−b)²). Its derivative vanishes where 2ρ·b(1−b) = 1: the smaller root is
     the only maximum inside (0, 1), and h(1) = 4 is the vector alone. They are equal at ρ = (11+5√5)/8.

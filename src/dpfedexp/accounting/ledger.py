@@ -1,4 +1,4 @@
-"""The ledger: what was charged, on disk before the round that it pays for exists.
+"""The ledger: the charges of a run, written to disk before the release that they pay for.
 
 One JSON object to a line, a header and then one charge per round. Every line ends with the SHA-256 of the previous line's hash and
 its own text; a side file `<name>.head` holds the number of records and the last hash, so removed lines at the end are noticed too.
@@ -47,7 +47,7 @@ class Budget:
 
 @checked
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One charge: what round `round` of the run `run` releases with the randomness `noise`.
 
     A release is determined by these, so computing it again with the same noise shows nothing new. Whatever differs in any of
@@ -65,15 +65,15 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A place in a ledger: how many charges it held, and the hash of the last line then ("" in memory)."""
+class LedgerMark:
+    """A position in a ledger: the number of charges, and the hash of the last line ("" in memory)."""
 
     count: int
     hash: str
 
 
-class Witness(Protocol):
-    """Knows elsewhere how far a ledger has come, so that an older or a second copy of it is refused.
+class LedgerWitness(Protocol):
+    """Keeps the position of a ledger outside its folder, so that older and second copies are refused.
 
     `check` raises `LedgerError` unless the ledger is the newest copy; `move` checks it and takes down its mark on disk. After
     `close` the ledger is charged no more.
@@ -97,7 +97,7 @@ class Ledger:
     def __init__(
         self,
         header: dict[str, Any],
-        entries: list[Entry],
+        entries: list[LedgerEntry],
         writer: ChainWriter | None,
         *,
         content: Chain | None = None,
@@ -106,7 +106,7 @@ class Ledger:
         self.header = header
         self._entries = entries
         self._after: list[list[str]] = [[]]
-        """The hashes of the lines after so many charges: of the charge itself, and of the seals that follow it."""
+        """By number of charges, the hashes of the last charge and of the seals after it."""
         self.seals: list[tuple[int, str, dict[str, str]]] = []
         """Every seal: after how many charges, of which run, and its digests."""
         for record, line_hash in zip([header, *content.records], content.hashes, strict=True) if content else ():
@@ -120,11 +120,11 @@ class Ledger:
         self._counted = 0
         self._writer = writer
         self._read_only = read_only
-        self.witnesses: list[Witness] = []
+        self.witnesses: list[LedgerWitness] = []
 
     @classmethod
     def in_memory(cls, **header: Any) -> Ledger:
-        """A ledger that lives as long as the object: for library use without a run directory."""
+        """Create a ledger in memory, for runs without a folder."""
         return cls({"format": FORMAT, "version": VERSION, **header}, [], None)
 
     @classmethod
@@ -166,29 +166,29 @@ class Ledger:
         return cls(content.header, entries, writer, content=content, read_only=read_only)
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[LedgerEntry, ...]:
         return tuple(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def mark(self) -> Mark:
+    def mark(self) -> LedgerMark:
         """Where the ledger stands now, for a checkpoint to remember."""
-        return Mark(len(self), self._after[-1][-1] if self._after[-1] else "")
+        return LedgerMark(len(self), self._after[-1][-1] if self._after[-1] else "")
 
     @property
     def first_hash(self) -> str:
         """What this ledger can be known by: the hash of its first line, "" in memory."""
         return self._after[0][0] if self._after[0] else ""
 
-    def holds(self, mark: Mark) -> bool:
+    def holds(self, mark: LedgerMark) -> bool:
         """Whether this is the ledger that `mark` was taken of, or a continuation of it."""
         if not 0 <= mark.count <= len(self):
             return False
         return mark.hash in self._after[mark.count] if self._after[0] else mark.hash == ""
 
     def seal(self, run: str, **digests: str) -> None:
-        """Binds what a run came to, such as the hash of its model, to the charges that paid for it.
+        """Bind the results of a run, such as the hash of its model, to the charges that paid for them.
 
         A later seal of the same run takes the place of an earlier one.
         """
@@ -221,7 +221,7 @@ class Ledger:
         noise: str | None = None,
         note: Mapping[str, str] | None = None,
     ) -> bool:
-        """Pay for a round before it is released. True when a charge was added.
+        """Charge a round before its release. Returns whether a charge was added.
 
         A charge belongs to a run, a round and a noise key. A seeded simulation that computes the same round again with the same
         randomness releases nothing new, so it is not charged twice (False is returned). Without `noise` the randomness is fresh,
@@ -230,12 +230,12 @@ class Ledger:
         require(isinstance(round, int) and round >= 0, f"round is {round!r}; it must be a whole number, zero or more.")
         if self._read_only:
             raise LedgerError("this ledger was opened for reading; open it without read_only to charge it.")
-        entry = Entry(round, event, run, secrets.token_hex(8) if noise is None else noise)
+        entry = LedgerEntry(round, event, run, secrets.token_hex(8) if noise is None else noise)
         paid = self._paid.get(entry.release)
         if paid is not None and paid != event:
             raise LedgerError(
-                f"round {round} is already charged with a different event under the same noise; resume with the settings of the "
-                "run, or begin another one, which has noise of its own and pays for it."
+                f"round {round} is already charged with a different event under the same noise; resume with the run's settings, "
+                "or start a new run."
             )
         if paid is None:
             self.check_newest()
@@ -322,12 +322,12 @@ def _check_header(path: Path, header: dict[str, Any], config_hash: str | None) -
     if config_hash is not None and header.get("config") != config_hash:
         raise LedgerError(
             f"{path} was written by a run with other settings (config hash {header.get('config')!r}, this run has "
-            f"{config_hash!r}); resume it with those, or begin a run with a ledger of its own."
+            f"{config_hash!r}); resume with those settings, or start a run with a new ledger."
         )
 
 
-def _entries(path: Path, records: list[dict[str, Any]]) -> list[Entry]:
-    entries: list[Entry] = []
+def _entries(path: Path, records: list[dict[str, Any]]) -> list[LedgerEntry]:
+    entries: list[LedgerEntry] = []
     interned: dict[Event, Event] = {}
     for seq, record in enumerate(records, start=1):
         try:
@@ -346,7 +346,7 @@ def _entries(path: Path, records: list[dict[str, Any]]) -> list[Entry]:
                 _ = float(event.epsilon) + float(event.nominal) + float(event.k)
             run, noise = record["run"], record["noise"]
             require(isinstance(run, str) and isinstance(noise, str), "its run or noise is not a name")
-            entries.append(Entry(record["round"], interned.setdefault(event, event), run, noise))
+            entries.append(LedgerEntry(record["round"], interned.setdefault(event, event), run, noise))
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise LedgerError(f"{path}, line {seq + 1}: not a charge ({error}).") from None
     return entries
@@ -482,7 +482,7 @@ def _check_head(path: Path, hashes: list[str]) -> None:
     except FileNotFoundError:
         if records:
             raise LedgerError(
-                f"{head} is missing beside a ledger with {records} charges; without it, removed lines go unnoticed."
+                f"{head} is missing beside a ledger with {records} charges; without it, removed lines can't be detected."
             ) from None
         return
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -5,7 +5,7 @@ Several sound upper bounds exist for a sampled round; the smallest is reported a
 - Poisson sampling, add/remove: the dominating pair is (1−q)N(0,1) + qN(r,1) against N(0,1), r = `event.radius`, so the noise
   multiplier of dp-accounting is 1/r.
 - Poisson sampling, replace-one: (1−q)N(0,1) + qN(r,1) against (1−q)N(0,1) + qN(−r,1). dp-accounting's REPLACE_ONE takes the
-  distance from the centre to one side as its sensitivity, so the noise multiplier is 1/r here too, not 1/(2r).
+  distance from the center to one side as its sensitivity, so the noise multiplier is 1/r here too, not 1/(2r).
 - Fixed-size sampling, replace-one: RDP for sampling without replacement, whose sensitivity is the distance between the two sides,
   so the noise multiplier is 1/`event.mu`.
 - Fixed-size sampling, add/remove: adding a client pushes another one out, so one contribution takes the place of another: the shift
@@ -41,7 +41,7 @@ _FOURIER_ERROR = 1e-16  # per round: below this a tail of the Fourier convolutio
 
 
 @dataclass(frozen=True)
-class Round:
+class GaussianRound:
     """What the accountants need of one Gaussian round; equal for rounds whose clips differ, but not in ratio to the noise."""
 
     adjacency: Adjacency
@@ -51,23 +51,23 @@ class Round:
     mu: float
 
     @staticmethod
-    def of(event: GaussianEvent) -> Round:
+    def of(event: GaussianEvent) -> GaussianRound:
         kind = event.sampling.kind if event.sampling.rate < 1.0 else "full"
         pushed_out = kind == "fixed" and event.adjacency == "add-remove"
         mu = max(event.mu, event.under("replace-one").mu) if pushed_out else event.mu
-        return Round(event.adjacency, kind, event.sampling.rate, _round_up(event.radius), _round_up(mu))
+        return GaussianRound(event.adjacency, kind, event.sampling.rate, _round_up(event.radius), _round_up(mu))
 
 
 def epsilon(charges: Sequence[tuple[GaussianEvent, int]], delta: float) -> tuple[float, str]:
     """The smallest proven ε at δ for central Gaussian rounds of any sampling, and the accountant that proved it."""
-    counts: Counter[Round] = Counter()
+    counts: Counter[GaussianRound] = Counter()
     for event, n in charges:
-        counts[Round.of(event)] += n
+        counts[GaussianRound.of(event)] += n
     return _epsilon(tuple(sorted(counts.items(), key=repr)), float(delta))
 
 
 @lru_cache(maxsize=65536)
-def _epsilon(counts: tuple[tuple[Round, int], ...], delta: float) -> tuple[float, str]:
+def _epsilon(counts: tuple[tuple[GaussianRound, int], ...], delta: float) -> tuple[float, str]:
     mu = gdp.compose(item.mu * math.sqrt(n) for item, n in counts)
     candidates = [(gdp.epsilon(mu, delta), UNAMPLIFIED)]
     if delta > 0.0 and math.isfinite(mu):
@@ -80,7 +80,7 @@ def _epsilon(counts: tuple[tuple[Round, int], ...], delta: float) -> tuple[float
     return min(candidates)
 
 
-def pld_epsilon(counts: Sequence[tuple[Round, int]], delta: float) -> float:
+def pld_epsilon(counts: Sequence[tuple[GaussianRound, int]], delta: float) -> float:
     """ε by privacy loss distributions, Poisson rounds amplified; infinite where no distribution can be built."""
     step, _ = _grid(counts)
     if not math.isfinite(step) or delta < _FOURIER_ERROR * sum(n for _, n in counts):
@@ -107,7 +107,7 @@ def _repeat(part: Any, n: int) -> Any:
     return total.compose(part.self_compose(n % 1024), tail_mass_truncation=1e-15) if n % 1024 else total
 
 
-def rdp_epsilon(counts: Sequence[tuple[Round, int]], delta: float) -> float:
+def rdp_epsilon(counts: Sequence[tuple[GaussianRound, int]], delta: float) -> float:
     """ε by Rényi DP, amplified for Poisson add/remove and fixed-size replace-one."""
     from dp_accounting.rdp import rdp_privacy_accountant
 
@@ -120,7 +120,7 @@ def rdp_epsilon(counts: Sequence[tuple[Round, int]], delta: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _rdp_one_round(item: Round) -> np.ndarray:
+def _rdp_one_round(item: GaussianRound) -> np.ndarray:
     import dp_accounting
     from dp_accounting.rdp import rdp_privacy_accountant
 
@@ -146,7 +146,7 @@ def _rdp_one_round(item: Round) -> np.ndarray:
 
 
 @lru_cache(maxsize=32)
-def _one_round(item: Round, step: float) -> Any:
+def _one_round(item: GaussianRound, step: float) -> Any:
     import dp_accounting
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -158,7 +158,7 @@ def _one_round(item: Round, step: float) -> Any:
     return gaussian(1.0 / item.radius, sampling_prob=item.rate, neighboring_relation=relation)
 
 
-def _grid(counts: Sequence[tuple[Round, int]]) -> tuple[float, bool]:
+def _grid(counts: Sequence[tuple[GaussianRound, int]]) -> tuple[float, bool]:
     """The step of a grid fine beside one round's loss and small enough for all of them together, and whether it is coarse."""
     # Pessimistic rounding adds at most step²/4 of variance to a round, so a few hundred points per standard deviation are exact to
     # many digits. The step is a power of two, so that ε after each of many rounds reuses one distribution.
@@ -174,7 +174,7 @@ def _grid(counts: Sequence[tuple[Round, int]]) -> tuple[float, bool]:
 
 
 @lru_cache(maxsize=1024)
-def _loss_spread(item: Round) -> tuple[float, float]:
+def _loss_spread(item: GaussianRound) -> tuple[float, float]:
     """The standard deviation and the reach of one round's privacy loss (within 10 standard deviations of the noise)."""
     if item.kind != "poisson":
         return item.mu, item.mu * (item.mu + 20.0)

@@ -7,7 +7,7 @@ sphere) and different levels. The privacy loss is then the sum of two independen
     level      +ε₂ with probability e^ε₂/(e^ε₂+k), −ε₂ with probability 1/(e^ε₂+k), 0 otherwise,
 
 with L = `event.direction_epsilon`, so T reports live on two lattices of 2T + 1 points. They are convolved as they are: nothing is
-discretised, every term is positive, and δ(ε) = Σ P(loss)·(1 − e^{ε−loss})₊ is right to rounding. Any other pair of clients is a
+discretized, every term is positive, and δ(ε) = Σ P(loss)·(1 − e^{ε−loss})₊ is right to rounding. Any other pair of clients is a
 mixture of this one and of indistinguishable outputs, so it is dominated.
 """
 
@@ -23,12 +23,12 @@ from dpfedexp.accounting.events import PrivUnitEvent, ReportEvent, ThreePoint
 
 EXACT = "exact PrivUnit composition"
 RENYI = "RDP of the exact PrivUnit pair"
-RENYI_BOUND = "RDP of randomised response"
+RENYI_BOUND = "RDP of randomized response"
 PURE = "pure ε sum"
 
 _MAX_EXACT_REPORTS = 20_000
 _MAX_ATOMS = 2_000_000
-_MAX_ATOMS_BESIDE = 2**18
+_MAX_ATOMS_WITH_GAUSSIAN = 2**18
 _ORDERS = 1.0 + np.logspace(-4, 5, 600)
 
 
@@ -49,7 +49,7 @@ def epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float) -> tuple[f
     return min((pure, PURE), (_renyi_epsilon(parts, delta), RENYI if only else RENYI_BOUND))
 
 
-def epsilon_beside(charges: Sequence[tuple[ReportEvent, int]], mu: float, delta: float) -> tuple[float, str]:
+def epsilon_with_gaussian(charges: Sequence[tuple[ReportEvent, int]], mu: float, delta: float) -> tuple[float, str]:
     """The smallest proven ε at δ of the reports and of a μ-GDP release together, and the name of the composition.
 
     Given the reports' loss ℓ, what is left is the Gaussian's, so δ(ε) = Σ P(ℓ)·δ_μ(ε − ℓ). Where the reports have too many
@@ -60,7 +60,7 @@ def epsilon_beside(charges: Sequence[tuple[ReportEvent, int]], mu: float, delta:
     if delta <= 0.0 or not math.isfinite(added) or mu == 0.0:
         return added, PURE
     parts = _parts(charges)
-    if math.prod(2 * count + 1 for count in parts.values()) > _MAX_ATOMS_BESIDE:
+    if math.prod(2 * count + 1 for count in parts.values()) > _MAX_ATOMS_WITH_GAUSSIAN:
         halves = gdp.epsilon(mu, delta / 2) + epsilon(charges, delta / 2)[0]
         return min((added, PURE), (halves, _composition(charges)))
     losses, weights = _atoms((part.step, _law(part, count)) for part, count in parts.items())

@@ -1,4 +1,4 @@
-"""What a run promises, to whom: a statement made only from what was charged, and the same in plain language.
+"""The privacy statement: what a run guarantees to whom, computed from the ledger, with a text in plain language.
 
 Every number of the text comes from `shown`, which the JSON holds too.
 """
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from dpfedexp.accounting import gdp, pld
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
 from dpfedexp.accounting.events import EVALUATION, Event, GaussianEvent, NoiseBy
-from dpfedexp.accounting.views import Counts, View, models_only, other_adjacency, round_delta, view
+from dpfedexp.accounting.views import EventCounts, View, models_only, other_adjacency, round_delta, view
 from dpfedexp.errors import checked, require
 from dpfedexp.files import finite
 
@@ -29,7 +29,7 @@ Source = Literal["private", "public", "test", "unknown"]
 """What a decision to stop a run early looked at: values that were released with noise, a measurement on public data, one on the
 server's own test data, or something that the run does not know."""
 OTHER_TUNING = "choosing anything by trying it on the same clients outside of this selection"
-NOT_SECRET = "whoever saw one of the other runs, how many there were, or how long the selection took"
+NOT_SECRET = "anyone who saw one of the other runs, their number, or how long the selection took"
 OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
 
 
@@ -40,7 +40,7 @@ class PrivacyStatement:
 
     Args:
         exact: no smaller total holds at this δ; otherwise the total is an upper bound.
-        membership_advantage: bounds (true positive rate − false positive rate) of every attack that tells two neighbouring data
+        membership_advantage: bounds (true positive rate − false positive rate) of every attack that tells two neighboring data
             sets apart, and `attack_success` its rate of right guesses when both were equally likely: (1 + advantage)/2.
         nominal_epsilon_round: the ε that PrivUnit was asked for, where its exact one differs.
         large_delta: δ is at least 1/clients.
@@ -48,7 +48,7 @@ class PrivacyStatement:
         models_only: a local or two-party run against an observer of only the released models, when `reporting` clients at least
             report in every local round; None, with the reason beside it, where there is no such figure.
         votes: what else was released beside the updates, each with noise of its own: the names of the votes.
-        chosen: what `fit` chose, in words; empty where everything was given.
+        choices: what `fit` chose, in words; empty where everything was given.
         noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or the "helper" alone.
         stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where it was not stopped.
         noise_cohort: as for `from_charges`; None where the promise is for the clients of the run.
@@ -86,7 +86,7 @@ class PrivacyStatement:
     models_only: View | None = None
     no_models_only: str = ""
     votes: tuple[str, ...] = ()
-    chosen: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     stopping: Source | Literal["hand", ""] = ""
     noise_by: NoiseBy = ""
     noise_cohort: int | None = None
@@ -121,13 +121,13 @@ class PrivacyStatement:
             algorithm: the name that the text uses.
             clients: how many there are, a public number.
             simulated: whether the noise came from a seed.
-            planned: the charges of the whole run, where it stopped early or still runs. If somebody decided the end, who may have
-                looked at what was released, the figures are those of the plan: that some rounds were not made may tell something.
+            planned: the charges of the whole run, where it stopped early or still runs. If a decision ended the run, the figures
+                are those of the plan, because the number of rounds may itself reveal something.
             not_covered: what the guarantee leaves out beside the usual list.
             reporting: in a local run, how many clients at least report in every round, each from its own data and the released
                 models alone; 0 where that is not known. All of them unless told otherwise.
             no_other_adjacency: why the figures hold under the run's own adjacency only, where something beside the charges says so.
-            stopping: what decided that the run ended before its last planned round, where somebody decided it.
+            stopping: what the decision to stop early was based on; empty where the run was not stopped.
             noise_cohort: clients of a round of a larger deployment.
             stand_ins: how many simulated clients stood for them.
             selection_runs: the mean of the secret, geometric number of runs of which this one is the best, where one was selected.
@@ -293,7 +293,7 @@ class PrivacyStatement:
             if values.get(name) is not None:
                 fields: dict[str, Any] = {key: math.inf if v is None else v for key, v in values[name].items()}
                 values[name] = View(**fields)
-        lists = {name: tuple(values.get(name, ())) for name in ("not_covered", "votes", "chosen")}
+        lists = {name: tuple(values.get(name, ())) for name in ("not_covered", "votes", "choices")}
         return PrivacyStatement(**{**values, **lists})
 
 
@@ -323,7 +323,7 @@ def _nominal(events: Sequence[Event]) -> float | None:
     return None if math.isclose(dearest.nominal, dearest.strength, rel_tol=1e-9) else dearest.nominal
 
 
-def _rounds(charges: Counts) -> int:
+def _rounds(charges: EventCounts) -> int:
     """How many of the charges released an update: votes before the first round are charged too, and are no round."""
     return sum(n for event, n in charges if not event.question)
 
@@ -335,12 +335,12 @@ _AGAINST = {
         "keep nothing else."
     ),
     "local": (
-        "Against whom: the server, and anyone else who sees what a client sends, whatever else they know. Each client "
-        "adds the noise itself, so nobody has to be trusted with its data."
+        "Against whom: the server, and anyone else who sees what a client sends, whatever else they know. Each client adds the "
+        "noise itself, so no one has to be trusted with its data."
     ),
     "two-party": (
         "Against whom: {whom}. Neither aggregator receives an update that it can read: the server has it under a mask, and the "
-        "helper has the mask. {rests} Sampling hides nobody from an aggregator, which sees who takes part."
+        "helper has the mask. {rests} Sampling does not amplify against an aggregator, which sees who takes part."
     ),
 }
 
@@ -360,7 +360,9 @@ _TWO_PARTY = {
         ),
     },
 }
-_COLLUSION = "If server and helper work together, they can read every client's update, and nothing here protects anybody from them."
+_COLLUSION = (
+    "If server and helper work together, they can read every client's update, and nothing here protects against them."
+)
 
 _ADJACENCY = {
     "replace-one": "replace-one: everything that the client holds is replaced by something else.",
@@ -391,19 +393,19 @@ _STOPPING = {
     "private": "When to stop was decided by values that were released with noise; the figures include what those cost.",
     "public": "When to stop was decided by a measurement of the released models on public data.",
     "test": (
-        "When to stop was decided by a measurement of the released models on the server's own test data: the figures do not cover "
-        "whoever those data are about."
+        "When to stop was decided by a measurement of the released models on the server's own test data: the figures do not "
+        "cover the people those data are about."
     ),
     "unknown": (
         "When to stop was decided by the caller's own function: the figures hold only if it looked at nothing but public "
         "numbers and what was released."
     ),
-    "hand": "Somebody interrupted it.",
+    "hand": "It was interrupted by hand.",
 }
 
 _SIMULATION = (
-    "This was a simulation: its noise came from a seed, so that the run can be repeated, and whoever knows the seed can "
-    "take the noise away again. The figures hold for the same algorithm when it runs with secure noise."
+    "This was a simulation: its noise came from a seed, so that the run can be repeated, and anyone who knows the seed can "
+    "remove the noise. The figures hold for the same algorithm when it runs with secure noise."
 )
 
 
@@ -456,9 +458,9 @@ def _figures(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
             "Beside the updates, one number of every client was asked for each of these and released as a noisy mean: "
             f"{named}. Each has noise of its own, and the figures cover all of them together."
         )
-    if s.chosen:
+    if s.choices:
         yield (
-            f"Nobody tuned this run: it chose {'; '.join(s.chosen)}. All of that follows from public numbers and from what was "
+            f"This run chose its own settings: {'; '.join(s.choices)}. All of that follows from public numbers and from what was "
             "released."
         )
 
@@ -584,10 +586,10 @@ def _models_only(s: PrivacyStatement, n: dict[str, str]) -> list[str]:
     if view is not None:
         at = f" at delta = {n['delta']}" if s.delta_round == 0.0 else ""
         return [
-            "Against readers of the models: whoever sees only the released models sees the reports of a round added up, each "
-            f"hidden among the others. The figures{at} hold if the server shows nothing but the models and does not help the "
-            f"reader, and if at least {n['reporting']} clients in every round add their noise as promised and keep it to "
-            f"themselves. Computed by: {view.accountant}."
+            "Against readers of the models: they see only the sum of a round's reports, in which each report is hidden among "
+            f"the others. The figures{at} hold if the server shows nothing but the models and does not help the reader, and if "
+            f"at least {n['reporting']} clients in every round add their noise as promised and keep it to themselves. Computed "
+            f"by: {view.accountant}."
         ]
     if s.no_models_only:
         return [f"Against readers of the models alone nothing better is promised: {s.no_models_only}."]
@@ -642,7 +644,7 @@ def card(
 
     Everything given is text and is escaped. `failed` marks the box as bad news.
     """
-    colour = "#d9534f" if failed else "#4a90c2"
+    color = "#d9534f" if failed else "#4a90c2"
     parts = [f"<b>{escape(title)}</b>", *(f"<div>{escape(line)}</div>" for line in lines)]
     cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
     if cells:
@@ -650,4 +652,4 @@ def card(
     if folded is not None:
         text = f"<pre style='white-space:pre-wrap;background:none;color:inherit'>{escape(folded[1])}</pre>"
         parts.append(f"<details><summary>{escape(folded[0])}</summary>{text}</details>")
-    return f"<div style='border-left:3px solid {colour};padding:2px 12px;margin:4px 0'>{''.join(parts)}</div>"
+    return f"<div style='border-left:3px solid {color};padding:2px 12px;margin:4px 0'>{''.join(parts)}</div>"

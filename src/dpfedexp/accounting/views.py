@@ -1,4 +1,4 @@
-"""The same charges under each adjacency and for each observer; where they prove nothing, there is a reason and no number."""
+"""The guarantee of the same charges under each adjacency and for each observer, or the reason why there is none."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ MIXED = "the rounds use different kinds of noise"
 
 SHUFFLE = "amplification by shuffling"
 
-Counts = Sequence[tuple[Event, int]]
+EventCounts = Sequence[tuple[Event, int]]
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class View:
     exact: bool
 
 
-def round_delta(charges: Counts, delta: float) -> float:
+def round_delta(charges: EventCounts, delta: float) -> float:
     """The δ at which a single round is quoted: 0 where every round is pure."""
     return 0.0 if charges and all(event.family == "report" for event, _ in charges) else delta
 
 
-def view(charges: Counts, delta: float) -> View:
+def view(charges: EventCounts, delta: float) -> View:
     """The charges as they are: the most expensive round, and all of them together."""
     total = compose(charges, delta)
     single = round_delta(charges, delta)
@@ -61,7 +61,7 @@ def view(charges: Counts, delta: float) -> View:
     return View(total.adjacency, one, total.epsilon, total.accountant, total.exact)
 
 
-def other_adjacency(charges: Counts, delta: float) -> tuple[View | None, str]:
+def other_adjacency(charges: EventCounts, delta: float) -> tuple[View | None, str]:
     """The view under the other adjacency, or None and why there is none."""
     turned: list[tuple[Event, int]] = []
     for event, n in charges:
@@ -75,7 +75,7 @@ def other_adjacency(charges: Counts, delta: float) -> tuple[View | None, str]:
     return (view(turned, delta), "") if turned else (None, "")
 
 
-def models_only(charges: Counts, delta: float, reporting: int, clients: int) -> tuple[View | None, str]:
+def models_only(charges: EventCounts, delta: float, reporting: int, clients: int) -> tuple[View | None, str]:
     """A local or two-party run against an observer of nothing but the models, or None and why there is no figure.
 
     Assumes that the server shows only models and does not help the reader, and that at least `reporting` of the `clients` add
@@ -90,8 +90,8 @@ def models_only(charges: Counts, delta: float, reporting: int, clients: int) -> 
     if gaussian and reports:
         return None, MIXED
     for event, _ in (*gaussian, *reports):
-        if isinstance(event, GaussianEvent) and event.beside_sum != "nothing":
-            return None, MORE_THAN_THE_SUM[event.beside_sum]
+        if isinstance(event, GaussianEvent) and event.beyond_sum != "nothing":
+            return None, MORE_THAN_THE_SUM[event.beyond_sum]
         if event.sampling is None:
             return None, UNSAID
         if event.sampling.kind != "full":
@@ -115,7 +115,7 @@ def models_only(charges: Counts, delta: float, reporting: int, clients: int) -> 
 
 
 def amplified(epsilon0: float, clients: int, delta: float) -> float | None:
-    """ε at δ of `clients` shuffled ε₀-DP reports; None where the theorem says nothing.
+    """ε at δ of `clients` shuffled ε₀-DP reports; None where the theorem does not apply.
 
     A server that shows only models, computed from sums over its clients, shows no more than the reports of the round in random
     order. Among n such reports one client hides (Feldman, McMillan and Talwar, "Hiding Among the Clones", FOCS 2021, theorem 3.1):
@@ -132,7 +132,7 @@ def amplified(epsilon0: float, clients: int, delta: float) -> float | None:
 def shuffled_epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float, clients: int) -> float | None:
     """ε at δ over all the rounds for an observer who sees each of them shuffled; None where a round is not amplified.
 
-    Rounds compose as every (ε, δ)-DP release does: randomised response at ε in each of them, after a failure with probability δ
+    Rounds compose as every (ε, δ)-DP release does: randomized response at ε in each of them, after a failure with probability δ
     (Kairouz, Oh and Viswanath 2015). Half of the total δ pays for the failures, the other half for the composition.
     """
     rounds = sum(n for _, n in charges)

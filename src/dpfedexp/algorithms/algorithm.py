@@ -1,4 +1,4 @@
-"""What is run: a mechanism, a clip, a step-size rule and a server, by their settings."""
+"""An algorithm: a mechanism, a clip, a step-size rule and a server optimizer, by their settings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Literal, get_args
 from dpfedexp.accounting import Event, Sampling
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency, GammaRule
 from dpfedexp.core.clipping import AdaptiveClip, check_radius
-from dpfedexp.core.step_size import AnyRule, Extrapolate, Safe, ServerOptimiser, Step, check_server
-from dpfedexp.core.sums import Ask
+from dpfedexp.core.step_size import AnyRule, Extrapolate, Safe, ServerOptimizer, Step, check_server
+from dpfedexp.core.sums import VoteSpec
 from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
-from dpfedexp.mechanisms import Mechanism, Secure, Terms, mechanism_class
-from dpfedexp.mechanisms.base import Beside, Numerator
+from dpfedexp.mechanisms import Mechanism, MechanismSpec, Secure, mechanism_class
+from dpfedexp.mechanisms.base import Numerator, OneTimeEvents
 
 Clip = float | AdaptiveClip | Literal["adaptive"]
 Control = Literal["update", "report"]
-"""What a client's own control variate follows in DP-SCAFFOLD: its clipped update, or the randomised report of it."""
+"""What a client's own control variate follows in DP-SCAFFOLD: its clipped update, or the randomized report of it."""
 Per = Literal["total", "round"]
 Epsilons = tuple[float, float, float]
 PAPER_EPSILONS: Epsilons = (2.0, 2.0, 2.0)
@@ -25,7 +25,7 @@ PAPER_EPSILONS: Epsilons = (2.0, 2.0, 2.0)
 Aggregation = Literal["plain", "two-party", "two-party-one-sided"]
 """Who adds the updates: one server that is trusted with them, or a server and a helper of which neither can read one
 (docs/trust.md), with the noise of both or of the helper alone."""
-INSTEAD = {
+HINTS = {
     "epsilon": "target_epsilon=8.0 for the whole run, or noise_multiplier",
     "eps": "target_epsilon=8.0 for the whole run, or noise_multiplier",
     "sigma": "noise_multiplier, the standard deviation over the clip",
@@ -34,13 +34,13 @@ INSTEAD = {
     "max_grad_norm": "clip",
     "lr": "server_rate for the server; the clients' rate goes to local=Sgd(lr=…)",
 }
-"""What people try to call the arguments of an algorithm, and what they are called."""
+"""Hints for arguments that have another name."""
 
 
 @checked
 @dataclass(frozen=True)
 class Algorithm:
-    """What is run: everything but the data, the model and the local steps, which `bind` completes.
+    """A federated algorithm without data, model and local steps.
 
     Args:
         name: what statements and tables call it.
@@ -77,7 +77,7 @@ class Algorithm:
     adjacency: Adjacency = "replace-one"
     epsilons: Epsilons = PAPER_EPSILONS
     gamma: GammaRule = "exact"
-    server: ServerOptimiser = field(default_factory=Extrapolate)
+    server: ServerOptimizer = field(default_factory=Extrapolate)
     scaffold: Control | None = None
     average_last: int = 1
 
@@ -93,12 +93,12 @@ class Algorithm:
         require(callable(self.rule), f"rule is {self.rule!r}; it must be a function from a release to a step size.")
         if kind.is_private:
             self._check_privacy()
-            kind.check_terms(self._terms())
+            kind.check_spec(self._spec())
             return
         for name in ("noise_multiplier", "target_epsilon"):
             require(
                 getattr(self, name) is None,
-                f"{name} is {getattr(self, name)} with mechanism {self.mechanism!r}, which promises nothing; leave it out.",
+                f"{name} is {getattr(self, name)} with mechanism {self.mechanism!r}, which is not private; leave it out.",
             )
 
     def _check_privacy(self) -> None:
@@ -118,7 +118,7 @@ class Algorithm:
 
     @property
     def private(self) -> bool:
-        """Whether it promises anything."""
+        """Whether it is differentially private."""
         return mechanism_class(self.mechanism).is_private
 
     @property
@@ -134,13 +134,13 @@ class Algorithm:
         rounds: int,
         secure: Secure = False,
         *,
-        votes: tuple[Ask, ...] = (),
-        beside: Beside | None = None,
+        votes: tuple[VoteSpec, ...] = (),
+        one_time: OneTimeEvents | None = None,
     ) -> Mechanism:
         """The mechanism that runs in the first round, with every constant in place: on the lattice with `secure`.
 
-        Formal guarantee: noise that was asked for by its ε is enough for the events of this very mechanism, with whatever secure
-        noise costs: all the rounds together (or one of them, by `target_per`) stay at or below the target.
+        Formal guarantee: with `target_epsilon`, all rounds together (or each round, by `target_per`) stay at or below the
+        target, including the cost of secure noise.
 
         Args:
             dimension: parameters of the model.
@@ -150,20 +150,20 @@ class Algorithm:
             secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
             votes: what is asked of every client beside its update; only a trusted server can ask.
         """
-        kind, terms = (
+        kind, spec = (
             mechanism_class(self.mechanism),
-            self._terms(dimension=dimension, cohort=cohort, sampling=sampling),
+            self._spec(dimension=dimension, cohort=cohort, sampling=sampling),
         )
-        terms = replace(terms, secure=secure, votes=votes)
+        spec = replace(spec, secure=secure, votes=votes)
         if self.target_per == "total":
-            terms = replace(terms, rounds=rounds, beside=beside)
+            spec = replace(spec, rounds=rounds, one_time=one_time)
         if votes:
-            kind.check_terms(terms)
-        mechanism = kind.bound(terms)
+            kind.check_spec(spec)
+        mechanism = kind.bound(spec)
         # Above all, noise that a run believes to be secure must be.
         require(
             not secure or mechanism.noise_kind == secure,
-            f"secure is {secure!r}, but mechanism {self.mechanism!r} draws other noise; its `bound` must use `terms.drawn`.",
+            f"secure is {secure!r}, but mechanism {self.mechanism!r} draws other noise; its `bound` must use `spec.drawn`.",
         )
         return mechanism
 
@@ -171,8 +171,10 @@ class Algorithm:
         """What one round of the bound algorithm charges; the arguments are those of `bind`."""
         return self.bind(dimension, cohort, sampling, rounds, secure).event(sampling)
 
-    def _terms(self, **facts: Any) -> Terms:
-        return Terms(**{f.name: getattr(self, f.name) for f in fields(Terms) if hasattr(self, f.name)} | facts)
+    def _spec(self, **facts: Any) -> MechanismSpec:
+        return MechanismSpec(
+            **{f.name: getattr(self, f.name) for f in fields(MechanismSpec) if hasattr(self, f.name)} | facts
+        )
 
 
 def clip_of(clip: Clip) -> float | AdaptiveClip:
@@ -185,7 +187,7 @@ def clip_of(clip: Clip) -> float | AdaptiveClip:
     return float(clip)
 
 
-def aggregated(algorithm: Algorithm, aggregation: Aggregation) -> Algorithm:
+def with_aggregation(algorithm: Algorithm, aggregation: Aggregation) -> Algorithm:
     """The algorithm of central privacy with its sums made by two aggregators; "plain" leaves it as it is."""
     words = get_args(Aggregation)
     if aggregation not in words:
@@ -200,8 +202,8 @@ def aggregated(algorithm: Algorithm, aggregation: Aggregation) -> Algorithm:
     return replace(algorithm, mechanism=aggregation)
 
 
-def settled(algorithm: Algorithm, mechanism: Mechanism, dimension: int, cohort: float) -> Algorithm:
-    """The algorithm of a run whose mechanism is bound: an adaptive clip's automatic quantile has become a number."""
+def resolve_clip(algorithm: Algorithm, mechanism: Mechanism, dimension: int, cohort: float) -> Algorithm:
+    """Replace an automatic quantile of the adaptive clip by a number, once the mechanism is bound."""
     if not isinstance(algorithm.clip, AdaptiveClip):
         return algorithm
-    return replace(algorithm, clip=algorithm.clip.settled(mechanism.noise_share(dimension, cohort)))
+    return replace(algorithm, clip=algorithm.clip.resolve_quantile(mechanism.noise_share(dimension, cohort)))

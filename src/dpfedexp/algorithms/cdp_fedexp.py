@@ -1,18 +1,18 @@
-"""CDP-FedEXP (Algorithm 2): a trusted server, whose step size sets itself."""
+"""CDP-FedEXP (Algorithm 2): a trusted server with an adaptive step size."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from dpfedexp.accounting.events import Adjacency
-from dpfedexp.algorithms.algorithm import INSTEAD, Algorithm, Clip, Per, clip_of
+from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, Per, clip_of
 from dpfedexp.core import step_size
 from dpfedexp.errors import InputError, checked, nearest
 
 RULES: dict[str, step_size.Rule] = {"free": step_size.free, "paper": step_size.cdp}
 
 
-@checked(instead=INSTEAD)
+@checked(hints=HINTS)
 def cdp_fedexp(
     *,
     clip: Clip,
@@ -38,7 +38,7 @@ def cdp_fedexp(
         numerator: where ‖Δ‖² comes from: "free", one more coordinate in the same ball, or the "paper"'s own noisy query.
         step: "safe" caps the step size by the progress that the released means show, and falls back to 1 without it; "paper" takes
             what the rule says.
-        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
+        average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 
     >>> cdp_fedexp(clip="adaptive", target_epsilon=8.0, delta=1e-5).clip.initial
     1.0
@@ -48,7 +48,7 @@ def cdp_fedexp(
     return Algorithm(
         "cdp_fedexp",
         "central-gaussian",
-        step_size.stepped(RULES[numerator], step),
+        step_size.rule_with_step(RULES[numerator], step),
         clip_of(clip),
         numerator,
         noise_multiplier=noise_multiplier,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dpfedexp.accounting.events import Adjacency, GammaRule
-from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
+from dpfedexp.algorithms.algorithm import HINTS, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
 from dpfedexp.core.step_size import Adam, one
 from dpfedexp.errors import checked
 
 
-@checked(instead=INSTEAD)
+@checked(hints=HINTS)
 def dp_fedadam(
     *,
     clip: Clip,
@@ -37,7 +37,7 @@ def dp_fedadam(
         epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
         gamma: PrivUnit's cap: "exact", "paper" or "optimal".
         server_rate: Adam's rate on the server.
-        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
+        average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 
     >>> dp_fedadam(clip=1.0, noise_multiplier=5.0).server.lr
     0.03

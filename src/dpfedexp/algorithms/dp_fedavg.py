@@ -1,14 +1,14 @@
-"""DP-FedAvg: what everything else is compared with."""
+"""DP-FedAvg, the baseline."""
 
 from __future__ import annotations
 
 from dpfedexp.accounting.events import Adjacency, GammaRule
-from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
-from dpfedexp.core.step_size import Extrapolate, FixedRate, Momentum, Rule, ServerOptimiser, one
+from dpfedexp.algorithms.algorithm import HINTS, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
+from dpfedexp.core.step_size import Extrapolate, FixedRate, Momentum, Rule, ServerOptimizer, one
 from dpfedexp.errors import checked
 
 
-@checked(instead=INSTEAD)
+@checked(hints=HINTS)
 def dp_fedavg(
     *,
     clip: Clip,
@@ -39,14 +39,14 @@ def dp_fedavg(
         gamma: PrivUnit's cap: "exact", "paper" or "optimal".
         server_rate: a fixed global step size η_g.
         server_momentum: momentum of the server, None for none.
-        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
+        average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 
     >>> dp_fedavg(clip=1.0, noise_multiplier=5.0).name
     'dp_fedavg'
     """
     name = "dp_fedavg"
     rule: Rule = FixedRate(server_rate)
-    server: ServerOptimiser = Extrapolate()
+    server: ServerOptimizer = Extrapolate()
     if server_momentum is not None:
         name, rule, server = "dp_fedavgm", one, Momentum(server_rate, server_momentum)
     return Algorithm(

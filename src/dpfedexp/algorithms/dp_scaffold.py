@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import get_args
 
 from dpfedexp.accounting.events import Adjacency, GammaRule
-from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Control, Epsilons, Per, clip_of
+from dpfedexp.algorithms.algorithm import HINTS, PAPER_EPSILONS, Algorithm, Clip, Control, Epsilons, Per, clip_of
 from dpfedexp.core.step_size import one
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.mechanisms import mechanism_class
 
 
-@checked(instead=INSTEAD)
+@checked(hints=HINTS)
 def dp_scaffold(
     *,
     clip: Clip,
@@ -41,7 +41,7 @@ def dp_scaffold(
         gamma: PrivUnit's cap: "exact", "paper" or "optimal".
         control: what a client's own control variate follows: its clipped "update", which never leaves it, or, in a local setting,
             the "report" that it sent, noise and all.
-        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
+        average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 
     >>> dp_scaffold(clip=1.0, noise_multiplier=5.0).scaffold
     'update'
@@ -50,7 +50,7 @@ def dp_scaffold(
         raise InputError(f"control is {control!r}; it must be 'update' or 'report'.")
     require(
         control == "update" or mechanism_class(mechanism).is_local,
-        "control is 'report', but only in a local setting does a client randomise what it sends; use 'update'.",
+        "control is 'report', but only in a local setting does a client randomize what it sends; use 'update'.",
     )
     return Algorithm(
         "dp_scaffold",

@@ -30,4 +30,4 @@ def fedexp(*, step: step_size.Step = "paper") -> Algorithm:
     >>> fedexp().average_last
     2
     """
-    return Algorithm("fedexp", "none", step_size.stepped(step_size.fedexp, step), average_last=2)
+    return Algorithm("fedexp", "none", step_size.rule_with_step(step_size.fedexp, step), average_last=2)

@@ -1,4 +1,4 @@
-"""LDP-FedEXP (Algorithm 1): every client randomises its own update, and the server's step size still sets itself."""
+"""LDP-FedEXP (Algorithm 1): every client randomizes its own update; the server's step size is adaptive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from dpfedexp.accounting.events import Adjacency, GammaRule
-from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
+from dpfedexp.algorithms.algorithm import HINTS, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
 from dpfedexp.core import step_size
 from dpfedexp.errors import InputError, checked, nearest
 from dpfedexp.mechanisms.base import Numerator
@@ -18,7 +18,7 @@ GAUSSIAN_RULES: dict[str, step_size.Rule] = {
 }
 
 
-@checked(instead=INSTEAD)
+@checked(hints=HINTS)
 def ldp_fedexp(
     *,
     clip: Clip,
@@ -52,7 +52,7 @@ def ldp_fedexp(
         numerator: where ‖Δ‖² comes from with Gaussian noise: "free", "paper" or "naive"; None for the default.
         step: "safe" caps the step size by the progress that the released means show, and falls back to 1 without it; "paper" takes
             what the rule says.
-        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
+        average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 
     >>> ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
     'free'
@@ -75,7 +75,7 @@ def ldp_fedexp(
     return Algorithm(
         "ldp_fedexp",
         mechanism,
-        step_size.stepped(rule, step),
+        step_size.rule_with_step(rule, step),
         clip_of(clip),
         chosen,
         noise_multiplier=noise_multiplier,
@@ -89,7 +89,7 @@ def ldp_fedexp(
     )
 
 
-@checked(instead=INSTEAD)
+@checked(hints=HINTS)
 def naive_ldp_fedexp(
     *,
     clip: Clip,
@@ -110,7 +110,7 @@ def naive_ldp_fedexp(
         target_per: whether the target is for all rounds together or for each.
         delta: δ of the promise.
         adjacency: "replace-one": a client that reports at all can only be replaced.
-        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
+        average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 
     >>> naive_ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
     'naive'

@@ -1,4 +1,4 @@
-"""What a run asks of its clients beside updates: votes on the local rate and the first clip, and measurements of the model."""
+"""Requests other than updates: votes on the local rate and the first clip, and private evaluation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dpfedexp.algorithms.algorithm import Algorithm
 from dpfedexp.algorithms.round import Participation
 from dpfedexp.core.client_metrics import EVALUATION, WIDTH
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.core.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES, SCALES, scale_rounds
-from dpfedexp.core.sums import HALF, Ask, Secure
+from dpfedexp.core.local_optimizer import LocalOptimizer
+from dpfedexp.core.local_rate import CLIP_SHARE, IMPROVED, RADII, RATE_SHARE, RATES, SCALES, scale_rounds
+from dpfedexp.core.sums import MAX_SHARE, Secure, VoteSpec
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Mechanism, mechanism_class
-from dpfedexp.mechanisms.base import Beside
+from dpfedexp.mechanisms.base import OneTimeEvents
 
 UPDATE, RATE, CLIP, SCALE, CANDIDATE = "update", "local rate", "first clip", "rate scale", "best candidate"
 """What clients are asked for: an update, one of the votes, or `EVALUATION`; the ledger has these names."""
@@ -27,7 +27,7 @@ LATER = (SCALE, CANDIDATE, EVALUATION)
 MOST_CANDIDATES = 8
 """Candidates of a tournament, at most."""
 CANDIDATE_SHARE = 0.01
-"""What a vote on the best candidate costs, as a share of μ² of the rounds: half a per cent more noise in the updates."""
+"""What a vote on the best candidate costs, as a share of μ² of the rounds: half a percent more noise in the updates."""
 EVALUATION_SHARE = 0.019
 """What all measurements by clients cost together, as a share of μ² of the rounds: less than 1% more noise in the updates."""
 
@@ -54,7 +54,7 @@ class Extras:
 class Probe:
     """The votes that choose the local rate: their mechanisms, and after which rounds the rate is rescaled.
 
-    Formal guarantee: a client is in one bin, whichever it likes, and what it sends is clipped to norm ½. So all the bins together
+    Formal guarantee: a client's answer is one bin, clipped to norm ½. So all the bins together
     move by at most ½ when the client is left out and by at most 1 when it is replaced, and each has noise that is fixed before.
     The event is one Gaussian query (`votes_only`). Without noise nothing is promised.
     """
@@ -78,25 +78,25 @@ class Probe:
         return [self.mechanism(purpose).event(sampling) for purpose in purposes]
 
 
-def in_bins(places: Tensor, bins: int) -> Tensor:
-    """What clients send for their places, counted from 1: ½ in that bin; nothing at place 0, for those that abstain, [n, bins]."""
+def bin_answers(places: Tensor, bins: int) -> Tensor:
+    """Answers of clients as rows [n, bins]: ½ in the bin that a client chose, counted from 1; zeros for 0, which abstains."""
     rows = torch.zeros(len(places), bins + 1, device=places.device)
-    rows[torch.arange(len(places), device=places.device), places] = HALF
+    rows[torch.arange(len(places), device=places.device), places] = MAX_SHARE
     return rows[:, 1:]
 
 
-def bins_of(purpose: str) -> int:
-    """How many answers a question has; 0 where an update is asked for."""
+def bin_count(purpose: str) -> int:
+    """The number of bins of a question; 0 for an update."""
     bins = {RATE: len(RATES), CLIP: len(RADII), SCALE: len(SCALES), CANDIDATE: MOST_CANDIDATES, EVALUATION: WIDTH}
     return bins.get(purpose, 0)
 
 
-def asked(
-    algorithm: Algorithm, local: LocalOptimiser | None, rounds: int, sampling: Sampling, extras: Extras = Extras()
-) -> tuple[tuple[Ask, ...], Beside | None]:
-    """The votes of every round, and what else is released beside the rounds."""
+def extra_releases(
+    algorithm: Algorithm, local: LocalOptimizer | None, rounds: int, sampling: Sampling, extras: Extras = Extras()
+) -> tuple[tuple[VoteSpec, ...], OneTimeEvents | None]:
+    """The votes of every round, and the events that a run releases besides its rounds."""
     kind, automatic = mechanism_class(algorithm.mechanism), local is not None and local.automatic
-    votes = (HELPED,) if automatic else ()
+    votes = (IMPROVED,) if automatic else ()
     evaluations, polls = extras.evaluations, extras.candidate_votes
     if polls and kind.is_local:
         raise InputError(
@@ -110,20 +110,20 @@ def asked(
         )
     if automatic and kind.is_local:
         raise InputError(
-            "local lr is 'auto' in a local setting: clients would have to vote, and one vote drowns in its own noise. Choose the "
-            "rate on public data, or in a simulation without privacy, and give it: Sgd(lr=0.1, …)."
+            "local lr is 'auto' in a local setting: clients would have to vote, and the noise on a single vote is larger than "
+            "the vote. Choose the rate on public data, or in a simulation without privacy, and give it: Sgd(lr=0.1, …)."
         )
     if not kind.is_private or not (automatic or evaluations or polls):
         return votes, None
     adaptive = isinstance(algorithm.clip, AdaptiveClip)
 
-    def beside(mechanism: Mechanism) -> list[Event]:
-        measured = [evaluation_of(mechanism, rounds, sampling, evaluations).event(sampling)] * evaluations
-        probe = probe_of(mechanism, rounds, sampling) if automatic else None
+    def one_time(mechanism: Mechanism) -> list[Event]:
+        measured = [evaluation_mechanism(mechanism, rounds, sampling, evaluations).event(sampling)] * evaluations
+        probe = make_probe(mechanism, rounds, sampling) if automatic else None
         probes = [] if probe is None else probe.events(sampling, adaptive=adaptive, extras=extras)
         return measured + probes + [candidate_vote(mechanism, rounds, sampling).event(sampling)] * polls
 
-    return votes, beside
+    return votes, one_time
 
 
 def evaluation_interval(rounds: int, every: int | None = None) -> int:
@@ -136,7 +136,7 @@ def evaluation_count(rounds: int, every: int | None = None) -> int:
     return -(-rounds // evaluation_interval(rounds, every))
 
 
-def evaluation_of(mechanism: Mechanism, rounds: int, sampling: Sampling, evaluations: int) -> Mechanism:
+def evaluation_mechanism(mechanism: Mechanism, rounds: int, sampling: Sampling, evaluations: int) -> Mechanism:
     """The mechanism of a measurement by clients; all of them together cost `EVALUATION_SHARE` of what the rounds cost."""
     return mechanism.asking(EVALUATION, _noise(mechanism, sampling, EVALUATION_SHARE * rounds / max(evaluations, 1)))
 
@@ -147,12 +147,12 @@ def candidate_vote(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Mec
 
 
 def _noise(mechanism: Mechanism, sampling: Sampling, rounds: float) -> float:
-    """The noise of an answer that costs as much as so many rounds, and never more than one: a target may be for each of them."""
+    """The noise of an answer that costs as much as `rounds` rounds, and at most one round."""
     mu = getattr(mechanism.event(sampling), "mu", math.inf)
     return max(1.0 / (mu * math.sqrt(rounds)), 1.0 / mu)
 
 
-def probe_of(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Probe:
+def make_probe(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Probe:
     """The probe of a run by its mechanism: each vote costs `RATE_SHARE` or `CLIP_SHARE` of what the rounds cost together."""
     rate, clip = (_noise(mechanism, sampling, share * rounds) for share in (RATE_SHARE, CLIP_SHARE))
     return Probe(mechanism.asking(RATE, rate), mechanism.asking(CLIP, clip), mechanism.asking(SCALE, rate), rounds)
@@ -160,22 +160,22 @@ def probe_of(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Probe:
 
 def bind(
     algorithm: Algorithm,
-    local: LocalOptimiser | None,
+    local: LocalOptimizer | None,
     dimension: int,
     population: int,
     participation: Participation,
     rounds: int,
     secure: Secure,
-    votes: tuple[Ask, ...] = (),
+    votes: tuple[VoteSpec, ...] = (),
     extras: Extras = Extras(),
 ) -> tuple[Mechanism, Probe | None, Mechanism | None]:
-    """The mechanisms of a run's rounds, of the votes before them where the rate sets itself, and of a measurement by the clients.
+    """Build the mechanisms of a run: of its rounds, of the votes on an automatic rate, and of the evaluation by clients.
 
     Formal guarantee: all of it together stays within the algorithm's target. The server of a run and every node that finds its
     settings announced get the same three.
     """
     sampling, cohort = participation.sampling(population), participation.expected(population)
-    asks, beside = asked(algorithm, local, rounds, sampling, extras)
-    mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=(*asks, *votes), beside=beside)
-    measured = evaluation_of(mechanism, rounds, sampling, extras.evaluations) if extras.evaluations else None
-    return mechanism, probe_of(mechanism, rounds, sampling) if asks else None, measured
+    asks, one_time = extra_releases(algorithm, local, rounds, sampling, extras)
+    mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=(*asks, *votes), one_time=one_time)
+    measured = evaluation_mechanism(mechanism, rounds, sampling, extras.evaluations) if extras.evaluations else None
+    return mechanism, make_probe(mechanism, rounds, sampling) if asks else None, measured

@@ -46,7 +46,7 @@ def public_population(
 ) -> int:
     """The number of clients that denominators, sampling rates and accounting are made from.
 
-    Formal guarantee: it is the same for all neighbours. Under replace-one they have equally many clients, so it is the number of
+    Formal guarantee: it is the same for all neighbors. Under replace-one they have equally many clients, so it is the number of
     those present. Under add-remove that number is what the guarantee hides: a divisor counted from the data would move the whole
     mean when one client comes or goes. There it is declared.
 
@@ -68,11 +68,11 @@ def public_population(
             "population is missing: under add-remove adjacency the number of clients is private, so sums are divided by a number "
             "that is declared and not counted; write population=1000, say, or population = 1000 under [participation]."
         )
-    # With one client more than that, somebody would be pushed out: not the full round that would be charged.
+    # With one more client, another would be left out, which is not the full round that is charged.
     require(
         not isinstance(participation, FixedSize) or participation.count < population,
         f"participation is a fixed cohort of {getattr(participation, 'count', 0)} of {population} clients under add-remove "
-        "adjacency; it must be smaller than the population, or Full(), which takes everybody who is there.",
+        "adjacency; it must be smaller than the population; or use Full().",
     )
     return int(population)
 
@@ -162,9 +162,9 @@ class FixedSize:
 @checked
 @dataclass(frozen=True)
 class LargerCohort:
-    """A few simulated clients that stand for the larger cohort of a deployment, as simulators of federated learning do.
+    """A small simulated cohort with the noise of a deployment's larger cohort.
 
-    Sampling rate, denominator and noise are the deployment's, and so is the promise: it is not one to the simulated clients.
+    Sampling rate, denominator, noise and guarantee are those of the deployment. The simulated clients are not protected.
 
     Args:
         simulated: who of the clients that are there takes part.
@@ -192,7 +192,7 @@ class LargerCohort:
         return self.noise_cohort / self.stand_ins
 
     def sampling(self, clients: int) -> Sampling:
-        """How a deployment of so many clients draws its cohort, in the manner of the simulated participation."""
+        """How the deployment draws its cohort, with the same kind of sampling as the simulation."""
         require(
             self.noise_cohort <= clients,
             f"noise_cohort is {self.noise_cohort}, but the population is {clients}; it must be at most that.",
@@ -236,17 +236,17 @@ def server_device(dimension: int, device: torch.device) -> torch.device:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that one round hands to the next. Vectors are float64 on the server's device.
+    """The state of a run between rounds. Vectors are float64 on the server's device.
 
     Attributes:
         round: how many rounds are complete.
         w: the model's parameters.
         recent: the last iterates that the reported model averages, newest last.
         radius: the clip C in force.
-        server: what the server optimiser remembers.
+        server: what the server optimizer remembers.
         control: SCAFFOLD's server control variate c; None without SCAFFOLD.
         client_controls: the clients' own c_i, one row each; None without SCAFFOLD.
-        memory: what the step-size rule remembers, and whatever else looks back, by name.
+        memory: state of the step-size rule and other rules with memory, by name.
         candidate: which candidate of a tournament this is the state of; 0 without one.
         rivals: the states of the other candidates that are still compared, by number; empty without a tournament and after it.
     """
@@ -280,7 +280,7 @@ def advance(
     """The next state and η_g. The model moves here and nowhere else: w ← w + η_g·direction.
 
     Args:
-        algorithm: says the step size, the server's optimiser and the next clip.
+        algorithm: says the step size, the server's optimizer and the next clip.
         release: what the round let out.
         state: before the round.
         share: for SCAFFOLD, the expected share of the clients that took part, which is public.
@@ -295,7 +295,7 @@ def advance(
     radius = state.radius
     if isinstance(algorithm.clip, AdaptiveClip):
         if release.within is None:
-            raise InputError("the clip is adaptive, but the release has no count of the updates within it.")
+            raise InputError("the clip is adaptive, but the release has no vote on the updates within it.")
         radius = algorithm.clip.update(radius, release.within)
     control = state.control
     if control is not None:

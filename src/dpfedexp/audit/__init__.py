@@ -1,6 +1,6 @@
-"""Lower bounds on ε, measured from outside: what an attacker can do, beside what is claimed that none can.
+"""Privacy audit: lower bounds on ε from attacks, compared with the claimed ε.
 
-Every result says what its attack would have proven had the claim been tight. An attack without power is a failure, not a tick.
+Every result states the power of its attack. An attack without power counts as a failure.
 """
 
 from typing import TYPE_CHECKING

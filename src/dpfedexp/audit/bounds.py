@@ -1,4 +1,4 @@
-"""From samples of a statistic under two neighbouring inputs to a lower bound on ε, and what an attack or chance can show.
+"""From samples of a statistic under two neighboring inputs to a lower bound on ε, and what an attack or chance can show.
 
 If a release is (ε, δ)-DP, every test has true positive rate ≤ e^ε·(false positive rate) + δ. So a test with rates t and f proves
 ε ≥ log((t − δ)/f). The threshold of the test is chosen on one half of the samples and its rates are bounded on the other
@@ -68,7 +68,7 @@ def mu_score(tpr: Floats, fpr: Floats) -> Floats:
 
 @checked
 def lower_bound(here: Floats, there: Floats, score: Score, confidence: float) -> LowerBound:
-    """What samples of a statistic under two neighbouring inputs prove.
+    """What samples of a statistic under two neighboring inputs prove.
 
     The best of all tests {statistic ≥ threshold} between the two laws, either way round: chosen on one half of the samples, proven
     on the other.
@@ -98,10 +98,10 @@ def _rates(first: Floats, second: Floats, thresholds: Floats, failure: float) ->
 
 @dataclass(frozen=True)
 class Power:
-    """What an attack proves if the claim is tight: as a rule, and the least of it but for bad luck."""
+    """What an attack proves against a tight claim: the expected bound, and one that is reached almost surely."""
 
     expected: float
-    least: float
+    minimum: float
 
 
 Outcome = Literal["holds", "BROKEN", "NO POWER", "not audited"]
@@ -110,14 +110,14 @@ Outcome = Literal["holds", "BROKEN", "NO POWER", "not audited"]
 @checked
 @dataclass(frozen=True)
 class Result:
-    """A measured value beside the claim that it must not exceed, and the power that the measurement had.
+    """The result of an attack: the measured bound, the claim that it must not exceed, and the power of the attack.
 
     Args:
         lower: what was proven: a lower bound on ε or μ, or the size of an effect that ought not to be there.
         claim: what it must not exceed: the accountant's figure, or the limit of an effect that chance explains.
         unit: what both are: "ε at δ = 0.01", "μ", "largest correlation".
         power: what the attack would have proven at this sample size, were the claim exactly tight, and the least of it.
-        sees: for an effect that ought not to be there: the smallest one that would have been noticed, in words.
+        detects: for an effect that ought not to be there: the smallest one that would have been noticed, in words.
         one_sided: stated in advance: the attack is known to reach little, so reaching little says nothing.
         skipped: why nothing was measured; empty where something was.
         detail: what was done, in a few words.
@@ -131,7 +131,7 @@ class Result:
     confidence: float
     detail: str = ""
     power: Power | None = None
-    sees: str = ""
+    detects: str = ""
     one_sided: bool = False
     skipped: str = ""
 
@@ -143,8 +143,8 @@ class Result:
         if not self.lower <= self.claim * (1.0 + 1e-9):
             return "BROKEN"
         if self.power is None:
-            return "holds" if self.sees else "NO POWER"
-        return "holds" if self.one_sided or self.lower >= self.power.least > 0 else "NO POWER"
+            return "holds" if self.detects else "NO POWER"
+        return "holds" if self.one_sided or self.lower >= self.power.minimum > 0 else "NO POWER"
 
     @property
     def fails(self) -> bool:
@@ -156,29 +156,29 @@ class Result:
         return self.outcome == "holds"
 
     @property
-    def could(self) -> str:
+    def power_text(self) -> str:
         """What the attack could have shown, in words."""
         if self.skipped:
             return ""
         if self.power is None:
-            return self.sees
-        return f"{self.power.expected:.4f}" + (" (one-sided)" if self.one_sided else f", ≥ {self.power.least:.4f}")
+            return self.detects
+        return f"{self.power.expected:.4f}" + (" (one-sided)" if self.one_sided else f", ≥ {self.power.minimum:.4f}")
 
     def to_json(self) -> dict[str, Any]:
         """For programs: numbers that JSON has no word for are null."""
         found: dict[str, Any] = finite(
-            asdict(self) | {"outcome": self.outcome, "holds": self.holds, "could": self.could}
+            asdict(self) | {"outcome": self.outcome, "holds": self.holds, "power_text": self.power_text}
         )
         return found
 
 
 def skip(kind: str, name: str, why: str) -> Result:
-    """A part that was not audited, which is listed and never ticked."""
+    """The result of a part that was not audited."""
     return Result(kind, name, "", 0.0, 0.0, 1.0, why, skipped=why)
 
 
 _UNLUCKY = 1e-9
-"""How often the counts of a test are worse than those that `Power.least` rests on."""
+"""How often the counts of a test are worse than those that `Power.minimum` rests on."""
 
 _CHOICE = 0.6
 """What is left of the best test's bound where the threshold was chosen on few samples."""
@@ -219,18 +219,18 @@ def power_of_sampling(
     return power_of_tests(here, there, samples, score, confidence)
 
 
-def rare(confidence: float) -> float:
+def chance_failure(confidence: float) -> float:
     """The failure probability of a limit of chance: a hundredth of a bound's, because limits are tight, and there are many."""
     return (1.0 - confidence) / 100.0
 
 
 def largest_correlation(rows: Floats) -> float:
     """The largest |correlation| of two rows, one of them shifted around by any number of places (not by none against itself)."""
-    centred = rows - rows.mean(1, keepdims=True)
-    norms = np.linalg.norm(centred, axis=1, keepdims=True)
+    centered = rows - rows.mean(1, keepdims=True)
+    norms = np.linalg.norm(centered, axis=1, keepdims=True)
     if not bool((norms > 0).all()):
         return 1.0
-    spectra = np.fft.rfft(centred / norms, axis=1)
+    spectra = np.fft.rfft(centered / norms, axis=1)
     largest = 0.0
     for n, spectrum in enumerate(spectra):
         found = np.abs(np.fft.irfft(spectra[n:].conj() * spectrum, n=rows.shape[1], axis=1))

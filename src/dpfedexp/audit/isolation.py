@@ -17,7 +17,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from dpfedexp.algorithms import dp_fedavg
 from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.audit.bounds import Result, skip
-from dpfedexp.core.local import Sgd
+from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.core.noise import Streams
 from dpfedexp.data import Federation
 from dpfedexp.engine.engine import Request
@@ -76,8 +76,8 @@ def _audit(name: str, trainer: str, local: Sgd, federations: list[Federation], s
     moved = max(float((one - others[0]).norm()) for one in others[1:])
     reference = min(float((one - own[0]).norm()) for one in own[1:])
     # The client's own row must move, else nothing was replaced.
-    sees = f"any bit (own row: {reference:.2f})" if reference > 0 else ""
-    return Result(KIND, name, unit, moved, 0.0, 1.0, f"{CLIENTS} clients, one replaced twice", sees=sees)
+    detects = f"any bit (own row: {reference:.2f})" if reference > 0 else ""
+    return Result(KIND, name, unit, moved, 0.0, 1.0, f"{CLIENTS} clients, one replaced twice", detects=detects)
 
 
 def others_and_own(
@@ -118,7 +118,7 @@ class RunningMean(nn.Module):
         return x - self.mean
 
 
-class Memory(nn.Module):
+class LastBatchMemory(nn.Module):
     """Adds the mean of the last batch that it saw, kept in a plain attribute that no list of buffers shows."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Memory(nn.Module):
         return x + before
 
 
-class Normalised(nn.InstanceNorm1d):
+class Normalized(nn.InstanceNorm1d):
     """InstanceNorm over three positions per example, with running statistics."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,10 +149,10 @@ def modules() -> dict[str, Callable[[], nn.Module]]:
         return make
 
     return {
-        "InstanceNorm1d with running statistics": under(lambda: Normalised(WIDTH, track_running_stats=True)),
+        "InstanceNorm1d with running statistics": under(lambda: Normalized(WIDTH, track_running_stats=True)),
         "a running mean in a buffer": under(RunningMean),
         "spectral_norm": under(lambda: spectral_norm(nn.Linear(WIDTH, WIDTH))),
-        "a plain attribute that remembers": under(Memory),
+        "a plain attribute that remembers": under(LastBatchMemory),
         "a module without state": under(lambda: nn.Linear(WIDTH, WIDTH)),
     }
 
@@ -184,12 +184,12 @@ def audit_module(name: str, make: Callable[[], nn.Module], seed: int) -> list[Re
         except InputError as reason:
             moved, seen, detail = 0.0, "any bit", f"refused: {reason}"
             if name == "a module without state":
-                # A library that refuses everything is not safe but useless, and would pass all of this.
+                # A library that refuses everything would pass this audit, so a refusal needs a reason.
                 moved, detail = 1.0, f"refused without a reason: {reason}"
         except Exception as error:
             # Nothing was released, but nothing was measured either.
             moved, seen, detail = 0.0, "", f"stopped by {type(error).__name__}: {str(error)[:80]}"
-        found.append(Result(KIND, name, unit, moved, 0.0, 1.0, detail, sees=seen))
+        found.append(Result(KIND, name, unit, moved, 0.0, 1.0, detail, detects=seen))
     return found
 
 

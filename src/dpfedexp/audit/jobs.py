@@ -1,4 +1,4 @@
-"""Everything that `dpfedexp audit` does, as jobs that any process can take, and the findings as a section of a report."""
+"""The jobs of `dpfedexp audit`, and a report section with their results."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def all_jobs(samples: int, seed: int, confidence: float) -> list[Job]:
     return jobs
 
 
-def do(job: Job) -> list[Result]:
+def run_job(job: Job) -> list[Result]:
     """The job on one thread, without the warnings of numerical libraries about runs with hardly any noise."""
     torch.set_num_threads(1)
     with warnings.catch_warnings():
@@ -64,7 +64,7 @@ def do(job: Job) -> list[Result]:
 
 
 _KINDS = {
-    "mechanism": "Mechanism audit: two worst-case neighbours, told apart by the best test",
+    "mechanism": "Mechanism audit: two worst-case neighbors, told apart by the best test",
     "density": "PrivUnit's densities, and its sampler",
     "noise": "Noise sources",
     "black box": "Black-box audit: whole runs, every client a canary in a coordinate of its own",
@@ -112,5 +112,5 @@ _MARKS = {"holds": "✓ holds", "BROKEN": "✗ BROKEN", "NO POWER": "✗ NO POWE
 
 def _row(result: Result) -> list[str]:
     reached = f"{100 * result.lower / result.claim:.0f}%" if result.claim > 0 and result.power is not None else ""
-    figures = [result.unit, f"{result.lower:.4f}", f"{result.claim:.4f}", reached, result.could]
+    figures = [result.unit, f"{result.lower:.4f}", f"{result.claim:.4f}", reached, result.power_text]
     return [result.name, *([""] * 5 if result.skipped else figures), _MARKS[result.outcome], result.detail]

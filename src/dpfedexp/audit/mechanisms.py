@@ -1,9 +1,9 @@
-"""The mechanism audit: two worst-case neighbouring inputs, many releases of each, and the best test between them.
+"""The mechanism audit: two worst-case neighboring inputs, many releases of each, and the best test between them.
 
-The attacker sees everything that a release shows (or, in the local setting, that a client and its neighbours send) and knows every
+The attacker sees everything that a release shows (or, in the local setting, that a client and its neighbors send) and knows every
 other client. A linear discriminant, fitted on one half of the samples, finds the best direction also where noises are not what they
 should be; the other half proves the bound. A report that is ε-DP by itself is attacked with the likelihood ratio that its mechanism
-claims, and with one that is learnt from a histogram; PrivUnit also by its densities, integrated anew, and by its sampler's law.
+claims, and with one that is learned from a histogram; PrivUnit also by its densities, integrated anew, and by its sampler's law.
 
 A guarantee rests on noise that is new for every coordinate, client, purpose, round, run and process, and that has the law it says:
 `audit_noise` looks at the seeded streams and at the system's ChaCha20 as such.
@@ -28,7 +28,7 @@ from dpfedexp.audit import bounds
 from dpfedexp.audit.bounds import Floats, Power, Result, Score, epsilon_score, mu_score
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import ChaChaNoise, Noise, Streams, SystemStreams
-from dpfedexp.core.sums import Sums, Vote, further, within_clip
+from dpfedexp.core.sums import Sums, Vote, client_votes, within_clip_vote
 from dpfedexp.errors import checked, require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit, Release, Report
 from dpfedexp.mechanisms.base import Numerator
@@ -49,7 +49,7 @@ _HOSTILE = 8.0
 @checked
 @dataclass(frozen=True)
 class Case:
-    """A mechanism, and two neighbouring inputs that differ in the last client.
+    """A mechanism, and two neighboring inputs that differ in the last client.
 
     For central mechanisms these are the rows that the clients send, for local ones a client's own update. `votes` holds what the
     last client sends for every vote in both; the others send ½, and an absent client nothing. `denominator` is public.
@@ -90,23 +90,23 @@ def _central_cases(c: float, z: float) -> list[Case]:
     # The free rule's own coordinate, which a hostile client may fill with anything.
     pole = lifted.flip(1)
     free = CentralGaussian(c, z, numerator="free")
-    counted = CentralGaussian(c, 2.8, numerator="free", votes=(within_clip(1.4),))
-    leaving = CentralGaussian(c, 1.4, "add-remove", votes=(within_clip(0.7),))
-    votes = (within_clip(2.4), Vote("loss", 0.0, 10.0, noise=2.0), Vote("loss fell", noise=3.0))
+    counted = CentralGaussian(c, 2.8, numerator="free", votes=(within_clip_vote(1.4),))
+    leaving = CentralGaussian(c, 1.4, "add-remove", votes=(within_clip_vote(0.7),))
+    votes = (within_clip_vote(2.4), Vote("loss", 0.0, 10.0, noise=2.0), Vote("loss fell", noise=3.0))
     asking = CentralGaussian(c, 3.0, numerator="free", votes=votes)
     question = CentralGaussian(c, z)
     asked_apart = CentralGaussian(c, 1.5, "add-remove", votes=tuple(replace(v, noise=v.noise / 2) for v in votes))
     return [
-        Case("central Gaussian", CentralGaussian(c, z), *_neighbours(ahead, -ahead)),
-        Case("central Gaussian, free rule", free, *_neighbours(lifted, -lifted)),
-        Case("central Gaussian, free rule's coordinate", free, *_neighbours(pole, -pole)),
+        Case("central Gaussian", CentralGaussian(c, z), *_neighbors(ahead, -ahead)),
+        Case("central Gaussian, free rule", free, *_neighbors(lifted, -lifted)),
+        Case("central Gaussian, free rule's coordinate", free, *_neighbors(pole, -pole)),
         Case("central Gaussian, paper's rule", *_paper(c, z)),
-        Case("central Gaussian, adaptive clip", counted, *_neighbours(lifted, -lifted), votes=(0.5, -0.5)),
+        Case("central Gaussian, adaptive clip", counted, *_neighbors(lifted, -lifted), votes=(0.5, -0.5)),
         Case("central Gaussian, add-remove", CentralGaussian(c, 1.0, "add-remove"), *_absent(ahead)),
         Case("central Gaussian, adaptive clip, add-remove", leaving, *_absent(ahead)),
-        Case("central Gaussian, question in bins", question.asking("bin", 1.0), *_neighbours(ahead, -ahead)),
+        Case("central Gaussian, question in bins", question.asking("bin", 1.0), *_neighbors(ahead, -ahead)),
         Case("central Gaussian, question in bins, add-remove", leaving.asking("bin", 0.5), *_absent(ahead)),
-        Case("central Gaussian, votes", asking, *_neighbours(lifted, -lifted), votes=(_HOSTILE, -_HOSTILE)),
+        Case("central Gaussian, votes", asking, *_neighbors(lifted, -lifted), votes=(_HOSTILE, -_HOSTILE)),
         Case("central Gaussian, votes, add-remove", asked_apart, *_absent(ahead), votes=(_HOSTILE, _HOSTILE)),
     ]
 
@@ -117,8 +117,8 @@ def _row(value: float) -> Tensor:
     return row
 
 
-def _neighbours(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Two clients that everybody knows, and the one that is replaced."""
+def _neighbors(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Two known clients, and the one that is replaced."""
     known = torch.zeros(2, one.shape[1])
     known[:, -1] = 0.1
     return torch.cat([known, one]), torch.cat([known, other])
@@ -140,14 +140,14 @@ def _paper(c: float, z: float) -> tuple[Mechanism, Tensor, Tensor]:
     )
     b = 1.0 / (rho * (1.0 + np.sqrt(1.0 - 2.0 / rho)))
     mechanism = CentralGaussian(c, z, numerator="paper", scalar_multiplier=scalar)
-    return mechanism, *_neighbours(_row(c * _HOSTILE), _row(-float(b) * c))
+    return mechanism, *_neighbors(_row(c * _HOSTILE), _row(-float(b) * c))
 
 
 CHECKED = 1000
 """Releases that must be the affine function of their draws that was read off, before the others are computed from it."""
 
 FEW_RELEASES = 5000
-NEIGHBOURS = 2
+NEIGHBORS = 2
 """Other clients of a local sample's chunk: the attacker knows their updates, and so sees their noise."""
 
 
@@ -157,7 +157,7 @@ def affordable(count: int) -> int:
 
 
 def samples_of(case: Case, count: int, seed: int, there: bool) -> Floats:
-    """What is seen in so many rounds of one of the two inputs; fewer where a release can only be had one at a time."""
+    """Samples of `count` releases for one of the two inputs; fewer where releases are slow."""
     rows = case.there if there else case.here
     if case.mechanism.is_local:
         return _local(case.mechanism, rows, count, _streams(case.secure, seed + there))
@@ -172,7 +172,7 @@ def _streams(secure: bool, seed: int) -> Streams | SystemStreams:
     return SystemStreams() if secure else Streams(seed)
 
 
-class Given:
+class FixedDraws:
     """One round's draws of one purpose; like a keyed stream, it gives the same draws when asked twice."""
 
     def __init__(self) -> None:
@@ -203,8 +203,8 @@ def _central(case: Case, sums: Sums, count: int, seed: int) -> Floats:
 
     if case.secure:
         return one_by_one()
-    widths = (len(sums.vector) + 2, 2 + len(further(case.mechanism.votes)))
-    noise, scalar = Given(), Given()
+    widths = (len(sums.vector) + 2, 2 + len(client_votes(case.mechanism.votes)))
+    noise, scalar = FixedDraws(), FixedDraws()
 
     def release(draws: Tensor) -> list[float]:
         noise.row, scalar.row = draws.split(widths)
@@ -237,13 +237,13 @@ def _shown(release: Release) -> list[float]:
 
 
 def _local(mechanism: Mechanism, row: Tensor, count: int, streams: Streams | SystemStreams) -> Floats:
-    """What many clients of one chunk send: for every sample one with this update, and its neighbours, whose update is known."""
+    """What many clients of one chunk send: for every sample one with this update, and its neighbors, whose update is known."""
     if "level" in mechanism.parts:
         clipped = Clipped(row.expand(count, -1), torch.ones(count, dtype=torch.bool))
         report = mechanism.randomize(clipped, torch.arange(count), streams.at("local noise", 1))
         levels = torch.zeros(count) if report.level is None else report.level
         return torch.cat([report.vector.double(), levels.double()[:, None]], dim=1).numpy()
-    rows = torch.zeros(count, 1 + NEIGHBOURS, row.shape[1])
+    rows = torch.zeros(count, 1 + NEIGHBORS, row.shape[1])
     rows[:, 0] = row
     kept = clip(rows.flatten(0, 1), mechanism.clip)
     report = mechanism.randomize(kept, torch.arange(len(kept.vectors)), streams.at("local noise", 1))
@@ -251,7 +251,7 @@ def _local(mechanism: Mechanism, row: Tensor, count: int, streams: Streams | Sys
 
 
 DELTA = 0.01
-"""Where the assumption-free bound is measured: rates of a few per cent are what a million samples can prove something about."""
+"""Where the assumption-free bound is measured: rates of a few percent are what a million samples can prove something about."""
 
 _FEWEST, _MOST, _PER_BIN = 32, 256, 400
 """Bins, and samples that one more bin needs: the finer they are, the thinner the shells that are found."""
@@ -293,11 +293,11 @@ def discriminant(here: Floats, there: Floats) -> Floats:
 
 
 def _reports(case: Case, event: Event, here: Floats, there: Floats, confidence: float) -> list[Result]:
-    """At δ = 0: the likelihood ratio that the mechanism claims, where it says one, and a learnt one."""
+    """At δ = 0: the likelihood ratio that the mechanism claims, where it says one, and a learned one."""
     score = epsilon_score(0.0)
     claim, detail = compose([(event, 1)], 0.0).epsilon, f"{len(here)} reports of each input"
     claimed = [case.mechanism.log_ratio(seen, case.here, case.there) for seen in (here, there)]
-    views = {", learnt": learnt_ratio(here, there, levels="level" in case.mechanism.parts)}
+    views = {", learned": learned_ratio(here, there, levels="level" in case.mechanism.parts)}
     if claimed[0] is not None and claimed[1] is not None:
         views = {"": (claimed[0], claimed[1]), **views}
     # Of the test "every part of the loss is at its largest", the best there is at δ = 0, under both inputs.
@@ -312,8 +312,8 @@ def _reports(case: Case, event: Event, here: Floats, there: Floats, confidence: 
     return found
 
 
-def learnt_ratio(here: Floats, there: Floats, *, levels: bool) -> tuple[Floats, Floats]:
-    """Of the second half of the samples, the log ratio of the bin that each falls into, learnt on the first half.
+def learned_ratio(here: Floats, there: Floats, *, levels: bool) -> tuple[Floats, Floats]:
+    """Of the second half of the samples, the log ratio of the bin that each falls into, learned on the first half.
 
     It needs no formula of the mechanism, so it also finds what the formula does not know, such as a shell that no report of one
     client ever falls into. The first column has bins of like mass; with `levels` the last one is a level, taken as it is.
@@ -340,13 +340,13 @@ def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: floa
     exact = direction + level_epsilon(mechanism)
     name = f"PrivUnit, {mechanism.gamma} γ, d = {mechanism.dimension}"
     height, across = drawn_heights(mechanism, samples, seed)
-    failure = bounds.rare(confidence)
+    failure = bounds.chance_failure(confidence)
     inside = height >= mechanism.direction.gamma
     low, high = bounds.interval(float(inside.sum()), len(height), failure)
     power, off = Power(event.epsilon, 0.999 * event.epsilon), max(0.0, low - p, p - high)
 
-    def result(unit: str, off: float, limit: float, detail: str, least: float) -> Result:
-        return Result("density", name, unit, off, limit, 1.0 - failure, detail, sees=f"≥ {least:.3f}")
+    def result(unit: str, off: float, limit: float, detail: str, smallest: float) -> Result:
+        return Result("density", name, unit, off, limit, 1.0 - failure, detail, detects=f"≥ {smallest:.3f}")
 
     found = [
         Result("density", name, "ε at δ = 0", exact, event.epsilon, 1.0, "largest ratio", power=power),
@@ -441,12 +441,12 @@ def _independence(name: str, source: Source, confidence: float) -> list[Result]:
     normal = np.concatenate([noise.normal(clients, LENGTH, cpu, torch.float64).numpy() for noise in drawn])
     uniform = np.concatenate([noise.uniform(clients, LENGTH).numpy() for noise in drawn])
     scores = ndtri(np.clip(uniform, 1e-16, 1.0 - 1e-16))
-    failure = bounds.rare(confidence)
+    failure = bounds.chance_failure(confidence)
     limit, far = bounds.correlation_limit(len(normal), LENGTH, failure), bounds.distance_limit(normal.size, failure)
     detail = f"{len(normal)} rows of {LENGTH}: {len(PURPOSES)} purposes, {len(ROUNDS)} rounds, {CLIENTS} clients"
 
-    def result(unit: str, value: float, claim: float, sees: str) -> Result:
-        return Result("noise", name, unit, value, claim, 1.0 - failure, detail, sees=sees)
+    def result(unit: str, value: float, claim: float, detects: str) -> Result:
+        return Result("noise", name, unit, value, claim, 1.0 - failure, detail, detects=detects)
 
     low, high = chi2.ppf([failure / 2, 1 - failure / 2], normal.size) / normal.size
     spread = float(np.square(normal).mean())
@@ -472,8 +472,8 @@ def _bits(noise: Noise) -> int:
 def _instances(name: str, first: Callable[[int], int], instances: int) -> Result:
     """The first 64 bits of many instances. Keys of b bits meet once in about 2^(b/2) of them."""
     again = float(instances - len({first(n) for n in range(instances)}))
-    sees, unit = f"keys of ≤ {int(np.log2(instances**2 / 2 / 14))} bits", "first words that come twice"
-    return Result("noise", name, unit, again, 0.0, 1 - 1e-9, f"{instances} instances", sees=sees)
+    detects, unit = f"keys of ≤ {int(np.log2(instances**2 / 2 / 14))} bits", "first words that come twice"
+    return Result("noise", name, unit, again, 0.0, 1 - 1e-9, f"{instances} instances", detects=detects)
 
 
 def _processes() -> Result:
@@ -496,4 +496,4 @@ def _processes() -> Result:
     os.close(writing)
     ours = source.uniform(torch.arange(1), 64).numpy().ravel()
     common = float(np.isin(ours, theirs).sum()) if len(theirs) == 64 else 64.0
-    return Result("noise", name, unit, common, 0.0, 1 - 1e-9, "64 words of each", sees="≥ 1 of them")
+    return Result("noise", name, unit, common, 0.0, 1 - 1e-9, "64 words of each", detects="≥ 1 of them")

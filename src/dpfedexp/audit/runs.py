@@ -30,10 +30,10 @@ from dpfedexp.accounting import Event, Guarantee, compose, gdp
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedavg
 from dpfedexp.algorithms.round import Participation, Poisson
 from dpfedexp.audit import bounds as stats
-from dpfedexp.audit.bounds import Floats, Power, Result, mu_score, rare
+from dpfedexp.audit.bounds import Floats, Power, Result, chance_failure, mu_score
 from dpfedexp.audit.mechanisms import discriminant
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.local import Sgd
+from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.data import Federation
 from dpfedexp.engine.advice import silence
 from dpfedexp.engine.run import Run
@@ -48,7 +48,7 @@ BLOCK = 4
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedRun:
     """`sums` [rounds, clients]: the model's move in a client's coordinate, in units of the clip on the sum; `signs` [clients]."""
 
     name: str
@@ -83,7 +83,7 @@ def mu_of(guarantee: Guarantee, name: str) -> float:
     return guarantee.mu
 
 
-def bounds(seen: Observed, confidence: float) -> list[Result]:
+def bounds(seen: ObservedRun, confidence: float) -> list[Result]:
     """What one round proves about a client, and what some rounds together do."""
     # μ needs fewer samples, but sampling has none.
     unit, score = ("μ", mu_score) if seen.rate == 1.0 else (f"ε at δ = {DELTA:g}", stats.epsilon_score(DELTA))
@@ -101,19 +101,21 @@ def bounds(seen: Observed, confidence: float) -> list[Result]:
     return found
 
 
-def repetition(runs: list[Observed], name: str, confidence: float) -> Result:
+def repetition(runs: list[ObservedRun], name: str, confidence: float) -> Result:
     """Whether noise comes again: in another coordinate, another round or another run. Everybody takes part in these runs."""
     rows = np.concatenate([run.sums - run.signs for run in runs])
-    limit = stats.correlation_limit(len(rows), rows.shape[1], rare(confidence))
+    limit = stats.correlation_limit(len(rows), rows.shape[1], chance_failure(confidence))
     detail = f"{len(rows)} rounds of {len(runs)} runs, {rows.shape[1]} coordinates"
-    unit, sees = "largest correlation of noise", f"≥ {min(1.0, 2 * limit):.2f}"
+    unit, detects = "largest correlation of noise", f"≥ {min(1.0, 2 * limit):.2f}"
     value = stats.largest_correlation(rows)
-    return Result(KIND, f"{name}, noise again", unit, value, limit, 1 - rare(confidence), detail, sees=sees)
+    return Result(
+        KIND, f"{name}, noise again", unit, value, limit, 1 - chance_failure(confidence), detail, detects=detects
+    )
 
 
-def participation(seen: Observed, confidence: float) -> list[Result]:
+def participation(seen: ObservedRun, confidence: float) -> list[Result]:
     """Who took part, from a run with so little noise that it shows: how often, and whether independently."""
-    failure = rare(confidence)
+    failure = chance_failure(confidence)
     bits = seen.sums * seen.signs > 0.5
     # Noise turns a few bits over, by a known probability.
     slip = float(ndtr(-0.5 / seen.noise))
@@ -121,8 +123,8 @@ def participation(seen: Observed, confidence: float) -> list[Result]:
     low, high = stats.interval(float(bits.sum()), bits.size, failure)
     detail = f"{bits.shape[0]} rounds of {bits.shape[1]} clients"
 
-    def result(what: str, unit: str, off: float, limit: float, sees: str) -> Result:
-        return Result(KIND, f"{seen.name}, {what}", unit, off, limit, 1 - failure, detail, sees=sees)
+    def result(what: str, unit: str, off: float, limit: float, detects: str) -> Result:
+        return Result(KIND, f"{seen.name}, {what}", unit, off, limit, 1 - failure, detail, detects=detects)
 
     off = max(0.0, low - rate, rate - high)
     found = [result("who takes part", "rate off the one charged", off, 0.0, f"≥ {high - low:.3f}")]
@@ -158,7 +160,7 @@ def audit_train(seed: int, confidence: float, *, rounds: int = 32, clients: int 
     return _findings([secure, seeded], sampled, who, confidence)
 
 
-def _findings(full: list[list[Observed]], sampled: Observed, who: Observed, confidence: float) -> list[Result]:
+def _findings(full: list[list[ObservedRun]], sampled: ObservedRun, who: ObservedRun, confidence: float) -> list[Result]:
     found = [result for seen in (*(runs[0] for runs in full), sampled) for result in bounds(seen, confidence)]
     found += [repetition(runs, runs[0].name, confidence) for runs in full]
     return found + participation(who, confidence)
@@ -172,14 +174,14 @@ def observe(
     *,
     secure: bool = False,
     participation: Participation | None = None,
-) -> Observed:
+) -> ObservedRun:
     """One run of `train` in which client i is a canary in coordinate i with this sign."""
     clip, noise = clip_and_noise(algorithm)
     run, models = run_canaries(algorithm, _canaries(signs), rounds, seed, secure=secure, participation=participation)
     expected = len(signs) * (participation.sampling(len(signs)).rate if participation else 1.0)
     sums = np.diff(models, axis=0) * expected / clip
     how = "train" + (", secure" if secure else ", seeded") + (", Poisson" if participation else "")
-    return Observed(how, sums, signs.double().numpy(), run.ledger.charges()[0][0], noise)
+    return ObservedRun(how, sums, signs.double().numpy(), run.ledger.charges()[0][0], noise)
 
 
 def balanced_signs(clients: int, seed: int) -> Tensor:
@@ -287,7 +289,7 @@ def audit_flower(seed: int, confidence: float, *, rounds: int = 32, nodes: int =
     return _findings([full], sampled, who, confidence)
 
 
-def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: Poisson | None = None) -> Observed:
+def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: Poisson | None = None) -> ObservedRun:
     """As `observe`, with the real `DpFedExp` and the real client mod in this process, without a network, and nodes for clients."""
     from flwr.app import ArrayRecord
 
@@ -316,7 +318,7 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
     finally:
         log.setLevel(level)
     sums = np.diff(np.stack(models), axis=0) * len(signs) * (sampling.rate if sampling else 1.0) / clip
-    return Observed("Flower" + (", Poisson" if sampling else ""), sums, signs.double().numpy(), event, noise)
+    return ObservedRun("Flower" + (", Poisson" if sampling else ""), sums, signs.double().numpy(), event, noise)
 
 
 def _grid(signs: Tensor) -> Any:
@@ -399,9 +401,9 @@ def audit_training(
     """
     algorithm = algorithm or dp_fedavg(clip=0.3, noise_multiplier=1.0, adjacency="add-remove", delta=CANARY_DELTA)
     coins = np.random.default_rng(seed).random(canaries) < 0.5
-    directions, nobody = torch.eye(canaries), (torch.zeros(0, canaries), torch.zeros(0))
+    directions, empty = torch.eye(canaries), (torch.zeros(0, canaries), torch.zeros(0))
     # A target far out of reach keeps a canary's residual, and with it its clipped update, the same in every round.
-    clients = [(directions[i : i + 1], torch.tensor([1e4])) if coin else nobody for i, coin in enumerate(coins)]
+    clients = [(directions[i : i + 1], torch.tensor([1e4])) if coin else empty for i, coin in enumerate(coins)]
     x = np.random.default_rng([seed, 1]).normal(size=(others, canaries)) / math.sqrt(canaries)
     clients += [(row, row.sum(1)) for row in torch.from_numpy(x).float().split(1)]
     run, _ = run_canaries(algorithm, clients, rounds, seed, local=Sgd(lr=0.1, steps=2))
@@ -439,7 +441,7 @@ def best_guess(scores: Floats, coins: np.ndarray, test: Test, failure: float) ->
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """P(at least so many right) under (ε, δ)-DP: Theorem 5.2 of Steinke, Nasr and Jagielski."""
+    """P(at least `right` correct guesses) under (ε, δ)-DP: Theorem 5.2 of Steinke, Nasr and Jagielski."""
     q = 1.0 / (1.0 + math.exp(-epsilon))
     beta = float(binom.sf(right - 1, guesses, q))
     below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, q))
@@ -448,7 +450,7 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 
 
 def epsilon_of_guesses(canaries: int, guesses: int, right: int, failure: float, delta: float) -> float:
-    """The largest ε that so many right guesses refute."""
+    """The largest ε that this many correct guesses refute."""
     if guesses == 0 or p_value(canaries, guesses, right, 0.0, delta) > failure:
         return 0.0
     # Never above the root: a bound must not be rounded up.
@@ -457,7 +459,7 @@ def epsilon_of_guesses(canaries: int, guesses: int, right: int, failure: float, 
 
 
 def refutes_gdp(canaries: int, guesses: int, right: int, mu: float, failure: float) -> bool:
-    """Whether μ-GDP gives so many right guesses, or more, a probability below `failure`.
+    """Whether this many correct guesses have a probability below `failure` under μ-GDP.
 
     Suppose that probability is τ. Among outcomes with at least i right guesses let r_i be the mass of right guesses of a canary and
     h_i that of wrong ones, averaged over canaries. At i = c they are at least τc/m and τ(c' − c)/m. Flipping a canary's own coin
@@ -476,7 +478,7 @@ def refutes_gdp(canaries: int, guesses: int, right: int, mu: float, failure: flo
 
 
 def mu_of_guesses(canaries: int, guesses: int, right: int, failure: float) -> float:
-    """The largest μ that so many right guesses refute, never rounded up."""
+    """The largest μ that this many correct guesses refute, rounded down."""
     if not refutes_gdp(canaries, guesses, right, 0.0, failure):
         return 0.0
     low, high = 0.0, 50.0

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print."""
+"""The command line."""
 
 import sys
 import warnings
@@ -12,7 +12,7 @@ from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed
 
 app = typer.Typer(
     name="dpfedexp",
-    help="Differentially private federated learning whose server step size sets itself (DP-FedEXP).",
+    help="Differentially private federated learning with an adaptive server step size (DP-FedEXP).",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,7 +57,7 @@ _register()
 
 
 def main(command: typer.Typer = app) -> None:
-    """Runs a command line: input errors are one sentence and exit code 2, never a traceback."""
+    """Run the command line. Input errors are printed without a traceback, with exit code 2."""
     console = Console(stderr=True)
     warnings.showwarning = lambda message, *rest, **more: console.print(
         f"[yellow]Note:[/] {escape(str(message))}", soft_wrap=True

@@ -39,7 +39,7 @@ ALGORITHMS: dict[Key, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Trained:
+class DemoRun:
     """A finished run: the distance to the optimum by evaluated round, and its promise."""
 
     distances: dict[int, float]
@@ -51,7 +51,7 @@ class Trained:
         return value if math.isfinite(value) else math.inf
 
 
-Runs = dict[Key, list[Trained]]
+Runs = dict[Key, list[DemoRun]]
 """(setting, algorithm) → one run per seed."""
 
 
@@ -59,8 +59,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the summary, the figure and the report.")] = Path("demo"),
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
 ) -> None:
-    """DP-FedEXP beside DP-FedAvg and DP-SCAFFOLD on the paper's synthetic problem: what it gains, and what privacy it costs."""
-    from dpfedexp.machine import run_all
+    """Compare DP-FedEXP with DP-FedAvg and DP-SCAFFOLD on the paper's synthetic problem."""
+    from dpfedexp.machine import run_jobs
     from dpfedexp.report.document import wide
     from dpfedexp.report.page import report
 
@@ -71,7 +71,7 @@ def demo(
     planned = {key: settings(*key) for key in ALGORITHMS}
     jobs = [(key, seed) for key in planned for seed in range(seeds)]
     runs: Runs = {}
-    done = run_all(train, [planned[key].with_seed(seed) for key, seed in jobs], "training")
+    done = run_jobs(train, [planned[key].with_seed(seed) for key, seed in jobs], "training")
     for (key, _), trained in zip(jobs, done, strict=True):
         runs.setdefault(key, []).append(trained)
     section = _section(planned, runs, f"dpfedexp demo --seeds {seeds}")
@@ -113,14 +113,14 @@ def settings(setting: str, algorithm: str) -> Settings:
     )
 
 
-def train(settings: Settings) -> Trained:
+def train(settings: Settings) -> DemoRun:
     """A whole simulated run on the CPU."""
     from dpfedexp.cli.train import execute
     from dpfedexp.engine.advice import silence
 
     on_cpu = settings.model_copy(update={"run": settings.run.model_copy(update={"device": "cpu"})})
     done = execute(on_cpu, None, progress=False, on_advice=silence)
-    return Trained(
+    return DemoRun(
         {record["round"]: record["distance"] for record in done.history if "distance" in record}, done.privacy
     )
 
@@ -156,7 +156,7 @@ def _section(planned: dict[Key, Settings], runs: Runs, command: str) -> Section:
     panels = []
     for setting, title in PLACES.items():
         groups = {name: [run.distances for run in runs[setting, algorithm]] for algorithm, name in NAMES.items()}
-        lines = [replace(band(name, groups[name]), colour=algorithm) for algorithm, name in NAMES.items()]
+        lines = [replace(band(name, groups[name]), color=algorithm) for algorithm, name in NAMES.items()]
         panels.append(Panel(title, "round", distance, lines, log_y=True))
     caption = "Mean over seeds, band of one standard deviation."
     names = {key: f"{PLACES[key[0]]}, {NAMES[key[1]]}" for key in planned}

@@ -1,4 +1,4 @@
-"""`dpfedexp fit`: data in, a model and a promise out, and nothing to tune."""
+"""`dpfedexp fit`: private training with automatic settings."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from dpfedexp.engine.run import Run
 
 MOST_FEATURES = 1000
-"""Up to so many features a linear model is a sensible start; for more, somebody who knows the data names a network."""
+"""The most features for which a linear model is the default; for more, pass --model."""
 HIDDEN = 32
-"""The width of a network's hidden layer, where nobody names another: `--set model.options.hidden=64`."""
+"""The default width of a hidden layer; `--set model.options.hidden=64` changes it."""
 OPEN_SECTIONS = ("data", "model", "participation", "run")
 
 
@@ -40,11 +40,13 @@ def fit(
         str | None, typer.Option(help="A network by name, or module:factory of your own; by default fits the data.")
     ] = None,
     classes: Annotated[
-        int | None, typer.Option(min=2, help="How many classes there are; a secure run must not count them.")
+        int | None, typer.Option(min=2, help="Number of classes; required in a secure run, which must not count them.")
     ] = None,
-    epsilon: Annotated[float, typer.Option(help="What the whole run may cost each client.")] = 8.0,
+    epsilon: Annotated[float, typer.Option(help="ε of the whole run, for each client.")] = 8.0,
     delta: Annotated[float | None, typer.Option(help="δ; by default the smaller of 1e-5 and 0.1/M.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How many; by default by the noise of a round.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Number of rounds; chosen from the noise by default.")
+    ] = None,
     adjacency: Annotated[
         str, typer.Option(help="replace-one, or add-remove, which needs --population.")
     ] = "replace-one",
@@ -64,18 +66,18 @@ def fit(
     ] = None,
     out: OutOption = None,
     resume: ResumeOption = False,
-    seed: Annotated[int, typer.Option(min=0, help="What every draw of a simulation follows from.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random draws of a simulation.")] = 0,
     device: Annotated[str | None, typer.Option(help="A torch device such as cuda.")] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Train with a promise and nothing to tune: δ, rounds, clip, step size and local rate are chosen; the statement says how."""
+    """Train privately with automatic δ, rounds, clip, step size and local rate; the statement says what was chosen."""
     from dpfedexp.config import problem
     from dpfedexp.config.settings import apply_override, parse
-    from dpfedexp.core.local import Sgd
-    from dpfedexp.engine.fit import MOST_EXAMPLES, STEPS, chosen
+    from dpfedexp.core.local_optimizer import Sgd
+    from dpfedexp.engine.fit import LOCAL_STEPS, MOST_EXAMPLES, describe_choices
 
     if (arrays is None) == (data_set is None):
-        raise InputError("give one of ARRAYS.npz and --data-set: where the clients' data are.")
+        raise InputError("pass either ARRAYS.npz or --data-set for the clients' data.")
     folder_given(out, resume)
     tree: dict[str, Any] = {
         "data": {"kind": data_set} if arrays is None else {"kind": "npz", "path": str(arrays)},
@@ -88,7 +90,7 @@ def fit(
             "adjacency": adjacency,
             "step": "safe",
         },
-        "local": {"lr": "auto", "steps": STEPS, "max_examples": MOST_EXAMPLES},
+        "local": {"lr": "auto", "steps": LOCAL_STEPS, "max_examples": MOST_EXAMPLES},
         "participation": {"population": population},
         "run": {"seed": seed, "device": device, "secure": secure} | ({} if rounds is None else {"rounds": rounds}),
     }
@@ -98,8 +100,8 @@ def fit(
         section = text.partition(".")[0]
         require(
             section in OPEN_SECTIONS,
-            f"--set is {text!r}; fit chooses the algorithm and the local steps itself, and leaves {', '.join(OPEN_SECTIONS)}. "
-            "`dpfedexp train` takes all settings.",
+            f"--set is {text!r}; fit chooses algorithm and local steps and accepts only {', '.join(OPEN_SECTIONS)}. `dpfedexp "
+            "train` accepts all settings.",
         )
         apply_override(tree, text)
     tree["model"] |= _model(model, tree, classes)
@@ -109,13 +111,13 @@ def fit(
     given = {"delta": delta, "rounds": tree["run"].get("rounds"), "local": None}
     settings = _completed(settings, built, given)
     folder = run_folder(settings, out, str(data_set) if arrays is None else arrays.stem, resume)
-    algorithm, local, count = settings.build_algorithm(), Sgd(lr="auto", steps=STEPS), settings.run.rounds
+    algorithm, local, count = settings.build_algorithm(), Sgd(lr="auto", steps=LOCAL_STEPS), settings.run.rounds
 
     def choices(run: Run) -> tuple[str, ...]:
-        return chosen(run, algorithm, local, count, given=given)
+        return describe_choices(run, algorithm, local, count, given=given)
 
     with on_interrupt(f"Go on with: the same command, --out {folder.path} and --resume."):
-        run = execute(settings, folder, resume=resume, progress=not quiet, built=built, chosen=choices)
+        run = execute(settings, folder, resume=resume, progress=not quiet, built=built, choices_of=choices)
     show_run(Console(), run, folder)
 
 

@@ -1,6 +1,4 @@
-"""`dpfedexp flower`: an app to start from, a deployment to try it on, and runs that say how they ended; then `dpfedexp node`,
-`superexec`, `superlink` and `guard`: a site, its apps, the server, and what was spent.
-"""
+"""`dpfedexp flower` (example app, local deployment, runs), `dpfedexp node`, `superexec`, `superlink` and `guard`."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from dpfedexp.errors import InputError, require
 from dpfedexp.flower.access import check_file, check_folder, forbid_core_dumps
 
 if TYPE_CHECKING:
-    from dpfedexp.flower.local import Deployment
+    from dpfedexp.flower.local_deployment import Deployment
 
 app = typer.Typer(
     help="A real federation on Flower: an app to start from, and a deployment to try it on.", no_args_is_help=True
@@ -87,7 +85,7 @@ def run(
 def status(
     folder: Annotated[Path, typer.Argument(help="The run's folder.", show_default=False)],
 ) -> None:
-    """How a run stands, from its status.json; the exit status is that of `dpfedexp flower run`."""
+    """Show the status of a run; the exit status is that of `dpfedexp flower run`."""
     from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
     content = read_status(folder)
@@ -107,7 +105,7 @@ def up(
     guard: Annotated[
         Path | None,
         typer.Option(
-            help="A guard file with limits; every node enforces a copy of its own, beside it.", show_default=False
+            help="A guard file with limits; every node enforces its own copy, next to it.", show_default=False
         ),
     ] = None,
     folder: Annotated[
@@ -118,7 +116,7 @@ def up(
 ) -> None:
     """Start a server and one node for each file in data/, on this machine, with TLS and a key for every node."""
     from dpfedexp.flower.app import app_hash
-    from dpfedexp.flower.local import FOLDER, Deployment, running
+    from dpfedexp.flower.local_deployment import FOLDER, Deployment, running
 
     forbid_core_dumps()
     rows = _files_of_nodes(app / "data" if data is None else data)
@@ -154,7 +152,7 @@ def down(
     folder: Annotated[Path | None, typer.Option(help="As given to `up`.", show_default=False)] = None,
 ) -> None:
     """Stop what `dpfedexp flower up` started."""
-    from dpfedexp.flower.local import FOLDER, stop_running
+    from dpfedexp.flower.local_deployment import FOLDER, stop_running
 
     found = stop_running((app / FOLDER if folder is None else folder).resolve())
     print("Stopped." if found else "No nodes are up here.")
@@ -181,8 +179,8 @@ def _files_of_nodes(data: Path) -> list[Path]:
 
 
 def _start_in_background(folder: Path) -> None:
-    """The same command in the foreground of a process of its own, until it is up."""
-    from dpfedexp.flower.local import find_running
+    """Start the deployment in a background process and wait until it is up."""
+    from dpfedexp.flower.local_deployment import find_running
 
     if find_running(folder) is not None:
         raise InputError("the nodes of this folder are up already; stop them with `dpfedexp flower down`.")
@@ -250,7 +248,7 @@ def node(
 ) -> None:
     """Run a SuperNode that enforces the site's own limits. Other options go to flower-supernode.
 
-    Which apps may run, what may leave, how it is clipped, randomised and charged is decided by this process, not by the uploaded
+    Which apps may run, what may leave, how it is clipped, randomized and charged is decided by this process, not by the uploaded
     app.
     """
     os.environ.update(_QUIET)
@@ -340,7 +338,7 @@ def check_options(options: Sequence[str]) -> None:
     host = given.get("--superlink", "127.0.0.1:").rpartition(":")[0].strip("[]")
     require(
         "--insecure" not in given or host in ("127.0.0.1", "::1", "localhost"),
-        f"--insecure sends everything to {host} as it is; use TLS (--root-certificates).",
+        f"--insecure sends everything to {host} unencrypted; use TLS (--root-certificates).",
     )
     require(
         given.get("--isolation") != "process" or _SECRET in given,

@@ -1,4 +1,4 @@
-"""`dpfedexp plan`: what a model of this size over so many clients can hope for, before anything is spent."""
+"""`dpfedexp plan`: how much signal to expect for a number of clients and a model size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpfedexp.errors import InputError, require
 if TYPE_CHECKING:
     from dpfedexp.engine.plan import Plan
 
-COLOURS = {"clear": "green", "noisy rounds": "yellow", "mostly noise": "dark_orange", "no signal": "red", None: "dim"}
+COLORS = {"clear": "green", "noisy rounds": "yellow", "mostly noise": "dark_orange", "no signal": "red", None: "dim"}
 LEGEND = (
     "noise/clip: norm of the noise in the mean of one round, over the clip C. Best signal: signal over noise of all rounds "
     "together if all clients pushed the same way by the whole clip in every round; no data do better. Clients needed: for a best "
@@ -50,7 +50,7 @@ def plan(
     mechanism: MechanismOption = CENTRAL,
     as_json: JsonOption = False,
 ) -> None:
-    """What can be learnt at which ε, in how many rounds, with how many clients? From public numbers alone."""
+    """Show how much signal to expect at each ε and number of rounds, from public numbers alone."""
     from dpfedexp.engine.advice import preflight
     from dpfedexp.engine.plan import EPSILONS, ROUNDS, default_delta, plans, sampling_rates
 
@@ -97,7 +97,7 @@ def _of_file(path: Path) -> Plan:
     settings = load(path)
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
     noise_cohort = settings.participation.noise_cohort
-    require(algorithm.private, f"the algorithm of {str(path)!r} is {algorithm.name!r}, which promises nothing.")
+    require(algorithm.private, f"the algorithm of {str(path)!r} is {algorithm.name!r}, which is not private.")
     if settings.resolved is not None:
         population, dimension = settings.resolved.clients, settings.resolved.parameters
     else:
@@ -109,7 +109,7 @@ def _of_file(path: Path) -> Plan:
 
 def _dimension(parameters: int | None, model: str | None) -> int:
     if (parameters is None) == (model is None):
-        raise InputError("give one of --parameters and --model: how many parameters the model has, or its name.")
+        raise InputError("pass either --parameters (a number) or --model (a name).")
     if parameters is not None:
         require(parameters >= 1, f"--parameters is {parameters}; it must be 1 or more.")
         return parameters
@@ -142,7 +142,7 @@ def _print(rows: Sequence[Plan], advised: Plan, delta: float, kind: str) -> None
             str(one.rounds),
             "all" if one.sampling.kind == "full" else number(one.cohort),
             *map(shown, numbers),
-            f"[{COLOURS[one.verdict]}]{one.verdict or 'not known'}[/]",
+            f"[{COLORS[one.verdict]}]{one.verdict or 'not known'}[/]",
             end_section=not follows,
         )
     console.print(table)
@@ -152,4 +152,4 @@ def _print(rows: Sequence[Plan], advised: Plan, delta: float, kind: str) -> None
     for advice in preflight(advised):
         show_advice(advice, console)
     if not preflight(advised):
-        console.print("Nothing speaks against it.")
+        console.print("No warnings.")

@@ -1,4 +1,4 @@
-"""`dpfedexp privacy`: what rounds cost, what a target needs, what a run promised and whether that is true."""
+"""`dpfedexp privacy`: accounting, calibration, privacy statements and their verification."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ INCOMPLETE = 4
 _VERDICTS = {
     "holds": "[bold green]The claim holds.[/]",
     "false": "[bold red]THE CLAIM DOES NOT HOLD. Do not rely on it.[/]",
-    "incomplete": "[bold yellow]The claim can't be checked: what is missing stands above. Do not rely on it until it is there.[/]",
+    "incomplete": "[bold yellow]The claim can't be checked: see above for what is missing. Do not rely on it.[/]",
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Round:
-    """The options that describe one round, whatever its noise multiplier."""
+class RoundOptions:
+    """The options of one round, without its noise multiplier."""
 
     mechanism: MechanismOption = CENTRAL
     sampling_rate: Annotated[
@@ -51,9 +51,9 @@ class Round:
     sampling: Annotated[
         Literal["poisson", "fixed"], typer.Option(help="How a cohort is drawn when the rate is below 1.")
     ] = "poisson"
-    adjacency: Annotated[
-        Literal["replace-one", "add-remove"], typer.Option(help="What changes between neighbours.")
-    ] = "replace-one"
+    adjacency: Annotated[Literal["replace-one", "add-remove"], typer.Option(help="What changes between neighbors.")] = (
+        "replace-one"
+    )
     dimension: Annotated[
         int | None,
         typer.Option("--dimension", "-d", help="Parameters of the model, where a round's cost depends on them."),
@@ -78,7 +78,7 @@ class Round:
         settings = RoundSettings(z, self.adjacency, sampling, epsilons, self.gamma, self.dimension)
         return round_event(self.mechanism, settings)
 
-    def scaled(self, total: float) -> Round:
+    def scaled(self, total: float) -> RoundOptions:
         """PrivUnit's round with its three ε scaled to sum to `total`."""
         scale = total / (self.epsilon0 + self.epsilon1 + self.epsilon2)
         return dataclasses.replace(
@@ -87,13 +87,13 @@ class Round:
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the fields of `Round` in place of its parameter `one`."""
-    hints, fields = (get_type_hints(made, include_extras=True) for made in (command, Round))
-    defaults = {field.name: field.default for field in dataclasses.fields(Round)}
+    """The command with the fields of `RoundOptions` in place of its parameter `one`."""
+    hints, fields = (get_type_hints(made, include_extras=True) for made in (command, RoundOptions))
+    defaults = {field.name: field.default for field in dataclasses.fields(RoundOptions)}
 
     @functools.wraps(command)
     def call(**given: Any) -> None:
-        command(one=Round(**{name: given.pop(name) for name in defaults}), **given)
+        command(one=RoundOptions(**{name: given.pop(name) for name in defaults}), **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "one"]
@@ -109,7 +109,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @takes_options
 def epsilon(
-    one: Round,
+    one: RoundOptions,
     noise_multiplier: NoiseOption = None,
     rounds: RoundsOption = 1,
     delta: DeltaOption = 1e-5,
@@ -121,7 +121,7 @@ def epsilon(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What do these rounds cost, each and together, under both adjacencies and (local) for both kinds of reader?"""
+    """Compute ε of a number of rounds, under both adjacencies and (local) for both kinds of reader."""
     require(clients is None or clients >= 1, f"clients is {clients}; it must be 1 or more.")
     event = one.event(noise_multiplier)
     name, value = (
@@ -134,7 +134,7 @@ def epsilon(
 @app.command()
 @takes_options
 def noise(
-    one: Round,
+    one: RoundOptions,
     target: TargetOption,
     rounds: RoundsOption = 1,
     delta: DeltaOption = 1e-5,
@@ -143,7 +143,7 @@ def noise(
     ] = "total",
     as_json: JsonOption = False,
 ) -> None:
-    """How much noise does a target ε need? For PrivUnit: which ε₀, ε₁, ε₂, in the proportions given."""
+    """Compute the noise for a target ε. For PrivUnit: ε₀, ε₁, ε₂ in the given proportions."""
     from dpfedexp.accounting import calibrate_noise, calibrate_privunit
 
     over = rounds if per == "total" else 1
@@ -166,21 +166,21 @@ def noise(
 @app.command()
 @takes_options
 def rounds(
-    one: Round,
+    one: RoundOptions,
     target: TargetOption,
     noise_multiplier: NoiseOption = None,
     delta: DeltaOption = 1e-5,
     as_json: JsonOption = False,
 ) -> None:
-    """How many rounds does a target ε pay for?"""
+    """Compute how many rounds fit into a target ε."""
     from dpfedexp.accounting import affordable_rounds, guarantee
 
     event = one.event(noise_multiplier)
     affordable = affordable_rounds(event, target, delta)
     if affordable == 0:
         raise InputError(
-            f"epsilon is {target:g}, which pays for no round: a single one costs "
-            f"{guarantee(event, 1, delta).epsilon_round:.4f}. Raise epsilon or the noise."
+            f"epsilon is {target:g}, which is less than one round costs: {guarantee(event, 1, delta).epsilon_round:.4f}. Raise "
+            "epsilon or the noise."
         )
     about = {"mechanism": one.mechanism, "noise_multiplier": noise_multiplier, "target_epsilon": target}
     _show_cost(event, affordable, delta, about, as_json)
@@ -188,7 +188,7 @@ def rounds(
 
 @app.command()
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:
-    """What did a run promise, in plain language? Computed from its ledger."""
+    """Explain the guarantee of a run in plain language, computed from its ledger."""
     from dpfedexp.accounting.statement import wrap
     from dpfedexp.engine.verify import read_claim, recompute
 
@@ -198,7 +198,7 @@ def explain(run: RunArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def verify(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Is a run's claim true? Recomputes it from ledger and configuration; exit code 1: it is not, 4: something is missing."""
+    """Verify the claim of a run from its ledger and configuration. Exit code 1: it is false; 4: something is missing."""
     from dpfedexp.config import load
     from dpfedexp.engine.outlets import CONFIG
     from dpfedexp.engine.verify import outcome, read_claim, recompute, verify_run

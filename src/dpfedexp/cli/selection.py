@@ -1,11 +1,11 @@
-"""Private selection: a secret number of runs with settings drawn from the grid, of which only the best is ever seen.
+"""Private selection: a secret number of runs with settings drawn from the grid; only the best is shown.
 
 OUT/selection.json   what was begun: the grid, the mean number of runs, and what the selection costs
 OUT/best             the best run, with the statement of the selection
 OUT/selection.txt    what was found, and what it cost
 
 The draw and the runs are in `selections/` of the private folder (`engine.private_folder.root`), which is removed at the end.
-A selection that was killed goes on with the same draw; one whose private part is gone is refused.
+A killed selection resumes with the same draw; one whose private folder is missing is refused.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from dpfedexp.accounting import compose, gdp
 from dpfedexp.accounting.pld import number_of_runs, selection_epsilon
 from dpfedexp.algorithms.round import Full
 from dpfedexp.cli import trials
-from dpfedexp.cli.trials import Plan, Trial
+from dpfedexp.cli.trials import Sweep, Trial
 from dpfedexp.engine.outlets import CONFIG
 from dpfedexp.engine.private_folder import VARIABLE, is_run_id, root
 from dpfedexp.engine.run import Run
 from dpfedexp.errors import InputError, require
-from dpfedexp.files import replace_text, try_lock, undate
+from dpfedexp.files import replace_text, set_dates, try_lock
 from dpfedexp.machine import cores
 from dpfedexp.report.page import read_run
 
@@ -37,7 +37,7 @@ BEGUN, BEST, TEXT, DRAW = "selection.json", "best", "selection.txt", "draw.json"
 
 
 def select(
-    plan: Plan, grid: Sequence[Trial], repeats: float, metric: str | None, delta: float, command: str = ""
+    plan: Sweep, grid: Sequence[Trial], repeats: float, metric: str | None, delta: float, command: str = ""
 ) -> str:
     """Leaves `OUT/best`, the run with the best score, and `OUT/selection.txt`, what it cost; returns that text.
 
@@ -59,7 +59,7 @@ def select(
     with _one_process(hidden.out / DRAW):
         drawn = [Trial(tuple(changes), seed) for changes, seed in json.loads((hidden.out / DRAW).read_text("utf-8"))]
         unfinished = [trial for trial in drawn if not hidden.is_finished(trial)]
-        # As many processes and threads whatever was drawn: neither the terminal nor a rounding may tell how many runs there are.
+        # The number of processes and threads must not depend on the draw, so that it does not reveal the number of runs.
         failed = trials.make_runs(hidden, unfinished, plan.jobs or cores())
         done = [trial for trial in drawn if trial not in failed]
         if not done:
@@ -77,7 +77,7 @@ def select(
 
 
 def _publish(
-    plan: Plan, hidden: Plan, done: Sequence[Trial], mu: float, repeats: float, metric: str | None, command: str
+    plan: Sweep, hidden: Sweep, done: Sequence[Trial], mu: float, repeats: float, metric: str | None, command: str
 ) -> str:
     """Copies the best run out of the private folder, as a run of the selection; returns what was found."""
     records = [read_run(hidden.folder(trial)) for trial in done]
@@ -98,18 +98,18 @@ def _publish(
     text = (
         f"The best by {name} of a secret number of runs, {repeats:g} on average, whose settings were drawn from the grid: "
         f"{best.label}. Everything that is shown costs each client ε = {statement.epsilon_total:.3f} at δ = {statement.delta:g} "
-        f"under {statement.adjacency} adjacency, and {BEST}/ says the same. The other runs were removed; this holds if nobody has "
-        "seen them, how many there were or how long it took, and if the score comes from data that are not the clients'.\n"
+        f"under {statement.adjacency} adjacency, and {BEST}/ says the same. The other runs were removed; this holds if no one "
+        "has seen them, their number or how long it took, and if the score comes from data that are not the clients'.\n"
     )
     replace_text(plan.out / TEXT, text)
     now = time.time()
     # The time between two files would tell how long it took, and so how many runs there were.
     for folder in (plan.out / BEST, plan.out):
-        undate(folder, [path.name for path in folder.iterdir()], now)
+        set_dates(folder, [path.name for path in folder.iterdir()], now)
     return text
 
 
-def _planned(plan: Plan, grid: Sequence[Trial], delta: float) -> tuple[float, list[Any]]:
+def _planned(plan: Sweep, grid: Sequence[Trial], delta: float) -> tuple[float, list[Any]]:
     """μ of the dearest setting of the grid, drawn or not, and all settings: what one run with settings drawn from it costs."""
     targets, settings = [], trials.check_one_promise(plan, grid)
     for trial, one in zip(grid, settings, strict=True):
@@ -162,8 +162,8 @@ def _begin(out: Path, facts: dict[str, Any], grid: Sequence[Trial], repeats: flo
     changed = [key for key, value in facts.items() if begun.get(key) != value]
     require(
         not changed,
-        f"the selection in {str(out)!r} was begun with other {' and '.join(changed)}; go on with the same command, or name a "
-        "new folder with --out.",
+        f"the selection in {str(out)!r} was started with other {' and '.join(changed)}; use the same command to resume, or name "
+        "a new folder with --out.",
     )
     require(
         (_hidden(name) / DRAW).is_file(),
@@ -191,6 +191,6 @@ def _one_process(path: Path) -> Iterator[None]:
         try_lock(descriptor)
         yield
     except BlockingIOError:
-        raise InputError("another process goes on with this selection; wait until it has ended.") from None
+        raise InputError("another process is running this selection; wait until it ends.") from None
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""`dpfedexp sweep`: many settings of one file, and what trying them costs."""
+"""`dpfedexp sweep`: train with many settings, and report what trying them costs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -32,21 +32,21 @@ def sweep(
     repeats: Annotated[
         float | None,
         typer.Option(
-            help="Private selection: a secret number of runs, so many on average, of which only the best is kept.",
+            help="Private selection: a secret number of runs with this mean, of which only the best is kept.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Train one file with many settings: stop and go on at any time; one page, and the ε of everything that was tried.
+    """Train with many settings, and report results and the total ε. An interrupted sweep continues with the same command.
 
     Every run is a folder of OUT, as `dpfedexp train` leaves it.
     """
     from dpfedexp.cli import selection
-    from dpfedexp.cli.trials import Plan, run_trials, section, trials
+    from dpfedexp.cli.trials import Sweep, run_trials, section, trials
     from dpfedexp.report.document import wide
     from dpfedexp.report.page import report
 
-    plan = Plan(file, out, tuple(set_ or ()), data, jobs)
+    plan = Sweep(file, out, tuple(set_ or ()), data, jobs)
     planned = trials(grid or (), seeds)
     first = plan.settings(planned[0])
     first.check()

@@ -47,7 +47,7 @@ dimension = 100             # of the synthetic problem
 
 [algorithm]
 name = "cdp_fedexp"         # cdp_fedexp | ldp_fedexp | dp_fedavg | dp_fedadam | dp_scaffold | fedavg | fedexp
-clip = "adaptive"           # it follows a quantile of the update norms that sets itself; or a number: the radius C
+clip = "adaptive"           # follows an automatic quantile of the update norms; or a number: the radius C
 target_epsilon = 8.0        # for all rounds together; or noise_multiplier = 5.0
 delta = 1e-5
 # step = "safe"             # the step size only as far as the releases show progress; or paper: what its rule says
@@ -66,7 +66,7 @@ steps = 20                  # or epochs = 1
 # kind = "poisson"          # full | poisson | fixed
 # rate = 0.1                # with fixed: count = 100
 # population = 1000         # the public number of clients, for add-remove, where the real one is private
-# noise_cohort = 1000       # noise as for a round of so many clients, while fewer are simulated: another deployment's promise
+# noise_cohort = 1000       # noise of a deployment with this many clients in a round; the guarantee is the deployment's
 
 [run]
 rounds = 50
@@ -105,7 +105,7 @@ def train(
 
 
 def folder_given(out: Path | None, resume: bool) -> None:
-    require(out is not None or not resume, "--resume is given without --out; --out must name the folder of the run.")
+    require(out is not None or not resume, "--resume needs --out, the folder of the run.")
 
 
 def run_folder(settings: Settings, out: Path | None, name: str, resume: bool) -> RunFolder:
@@ -119,7 +119,7 @@ def run_folder(settings: Settings, out: Path | None, name: str, resume: bool) ->
 
 @contextmanager
 def on_interrupt(advice: str) -> Iterator[None]:
-    """Says how to go on when the user stops a run."""
+    """Print how to resume when the user interrupts a run."""
     try:
         yield
     except KeyboardInterrupt:
@@ -135,13 +135,13 @@ def execute(
     resume: bool = False,
     progress: bool = True,
     built: Problem | None = None,
-    chosen: Callable[[Run], tuple[str, ...]] | None = None,
+    choices_of: Callable[[Run], tuple[str, ...]] | None = None,
     on_advice: Callable[[Advice], None] | None = None,
 ) -> Run:
     """Run settings into a folder; the ranks of a distributed run other than the first have none.
 
     `data` is the folder with the data set's files, `built` the clients and the model where the caller has made them already, and
-    `chosen` says what of the finished run was not given but chosen, for its statement.
+    `choices_of` says what of the finished run was not given but chosen, for its statement.
     """
     from dpfedexp.config import Resolved, problem
     from dpfedexp.engine.train import train as run_training
@@ -168,8 +168,8 @@ def execute(
         execution=settings.build_execution(),
         **{"evaluate": built.evaluate, **settings.run_options()},
     )
-    if chosen is not None:
-        run = replace(run, privacy=replace(run.privacy, chosen=chosen(run)))
+    if choices_of is not None:
+        run = replace(run, privacy=replace(run.privacy, choices=choices_of(run)))
         if folder is not None:
             folder.state(run.privacy)
     return run
@@ -213,14 +213,16 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
     """What a run ends with on the terminal."""
     from dpfedexp.accounting.statement import wrap
-    from dpfedexp.engine.conduct import LARGER, show
     from dpfedexp.engine.outlets import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
+    from dpfedexp.engine.runner import OF_LARGER_DEPLOYMENT, show
 
     if run.history:
         table = Table("round", "", title=f"{folder.path}", title_justify="left")
         shown = run.history if len(run.history) <= 8 else [*run.history[:1], *run.history[9:-1:10], run.history[-1]]
         for record in shown:
-            table.add_row(str(record["round"]), show(record, "" if run.privacy.noise_cohort is None else LARGER))
+            table.add_row(
+                str(record["round"]), show(record, "" if run.privacy.noise_cohort is None else OF_LARGER_DEPLOYMENT)
+            )
         console.print(table)
     if run.stopped:
         console.print(f"[yellow]Stopped early:[/] {run.stopped}", highlight=False)

@@ -28,7 +28,7 @@ LONGEST = 120
 """Characters of a folder's name that people read."""
 TRACES = (LEDGER_HEAD, CHECKPOINT, METRICS, MODEL, STATEMENT)
 """Files of which one at least is there where a run released something."""
-HIGHER = ("accuracy", "auc", "r2", "match", "helped")
+HIGHER = ("accuracy", "auc", "r2", "match", "improved")
 """Parts of the names of metrics of which more is better."""
 MOST_CURVES = 8
 Charges = list[tuple[Event, int]]
@@ -56,7 +56,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sweep:
     """What is run, and where: a TOML file with `section.key=value` for all runs, data files, and `jobs` runs side by side."""
 
     file: Path
@@ -81,7 +81,7 @@ class Plan:
 
 
 def trials(grid: Sequence[str], seeds: int) -> list[Trial]:
-    """All combinations of a grid's texts, such as `algorithm.clip=0.1,0.3,1`, each with so many seeds."""
+    """All combinations of a grid, such as `algorithm.clip=0.1,0.3,1`, with each seed."""
     axes = [_axis(text) for text in grid]
     keys = [axis[0].partition("=")[0] for axis in axes]
     twice = {key for key in keys if keys.count(key) > 1}
@@ -114,7 +114,7 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def check_one_promise(plan: Plan, grid: Sequence[Trial]) -> list[Settings]:
+def check_one_promise(plan: Sweep, grid: Sequence[Trial]) -> list[Settings]:
     """The settings of all trials, checked. Refuses a grid whose runs promise different things, which no figure could cover."""
     settings = [plan.settings(trial) for trial in grid]
     for one in settings:
@@ -133,7 +133,7 @@ def check_one_promise(plan: Plan, grid: Sequence[Trial]) -> list[Settings]:
     return settings
 
 
-def run_trials(plan: Plan, trials: Sequence[Trial]) -> dict[Trial, str]:
+def run_trials(plan: Sweep, trials: Sequence[Trial]) -> dict[Trial, str]:
     """Makes the runs that are not finished; all settings are checked before the first. Returns those that failed, with why."""
     secure = any(one.run.secure for one in check_one_promise(plan, trials))
     try:
@@ -147,9 +147,9 @@ def run_trials(plan: Plan, trials: Sequence[Trial]) -> dict[Trial, str]:
 
 
 def make_runs(
-    plan: Plan, trials: Sequence[Trial], jobs: int, advance: Callable[[float], None] = lambda cost: None
+    plan: Sweep, trials: Sequence[Trial], jobs: int, advance: Callable[[float], None] = lambda cost: None
 ) -> dict[Trial, str]:
-    """Makes runs, so many side by side, and tells `advance` of each that ended; returns those that failed, with why."""
+    """Make runs in parallel, and call `advance` after each; returns the failed runs with their reasons."""
     failures: dict[Trial, str] = {}
     with ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(_train, plan, trial, max(1, cores() // jobs)): trial for trial in trials}
@@ -164,7 +164,7 @@ def make_runs(
     return failures
 
 
-def _train(plan: Plan, trial: Trial, threads: int) -> str:
+def _train(plan: Sweep, trial: Trial, threads: int) -> str:
     """Nothing, or the last line of what went wrong."""
     folder = plan.folder(trial)
     command = [sys.executable, "-m", "dpfedexp", "train", str(plan.file), "--out", str(folder), "--resume", "--quiet"]
@@ -224,7 +224,7 @@ class Price:
 
 
 def ledgers_below(folder: Path) -> dict[Path, Ledger]:
-    """The ledger of every run below a folder, whatever became of the run. One that is missing or damaged is refused."""
+    """The ledger of every run below a folder, failed runs included. Raises `InputError` for a missing or damaged one."""
     runs = {path.parent for name in (LEDGER, *TRACES) for path in folder.rglob(name)}
     try:
         return {run: Ledger.open(run / LEDGER, read_only=True) for run in sorted(runs)}
@@ -286,14 +286,14 @@ def metric_of(runs: Sequence[RunRecord], asked: str | None) -> str:
     """The metric that settings are ranked by: what is asked for, or accuracy, or the first that there is."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     if not names:
-        raise InputError("the runs of the sweep measured nothing to rank them by; give them a test set.")
+        raise InputError("the runs of the sweep have no metric to rank by; pass a test set.")
     if asked is not None and asked not in names:
         raise InputError(f"--select is {asked!r}, which the runs did not measure.{nearest(asked, names)}")
     return asked or ("test_accuracy" if "test_accuracy" in names else names[0])
 
 
 def section(
-    plan: Plan, made: Sequence[Trial], failed: Mapping[Trial, str], select: str | None, delta: float, command: str
+    plan: Sweep, made: Sequence[Trial], failed: Mapping[Trial, str], select: str | None, delta: float, command: str
 ) -> Section:
     """What the finished trials found: settings, ranked by `select`, with mean and deviation over seeds; curves, and the price."""
     try:

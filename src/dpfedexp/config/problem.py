@@ -10,7 +10,7 @@ from torch import nn
 
 from dpfedexp import models
 from dpfedexp.config import DataSettings, Settings
-from dpfedexp.data import Federation, Standardise, synthetic_regression
+from dpfedexp.data import Federation, Standardize, synthetic_regression
 from dpfedexp.data.data_sets import DATA_SETS, check_kind
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.evaluation import Evaluate
@@ -48,10 +48,10 @@ def build(settings: Settings, data: str | None = None) -> Problem:
     check_kind(given.kind)
     entry = DATA_SETS[given.kind]
     require(
-        not given.standardise or entry.standard is not None,
-        f"data.standardise is true, but kind {given.kind!r} has no published mean and deviation; leave it out.",
+        not given.standardize or entry.standard is not None,
+        f"data.standardize is true, but kind {given.kind!r} has no published mean and deviation; leave it out.",
     )
-    transform = Standardise(*entry.standard) if given.standardise and entry.standard else None
+    transform = Standardize(*entry.standard) if given.standardize and entry.standard else None
     examples = entry.load(data or given.path)
     federation = _partition(given, examples.inputs, examples.targets, seed, transform)
     return Problem(federation, _model(settings, entry.model), examples.test)
@@ -79,7 +79,7 @@ def _npz(settings: Settings, seed: int) -> Problem:
         raise InputError("data.path is missing; kind 'npz' needs a file with arrays inputs and targets.")
     arrays = read_arrays(settings.data.path)
     x, y = arrays["inputs"], arrays["targets"]
-    transform = Standardise() if settings.data.standardise else None
+    transform = Standardize() if settings.data.standardize else None
     if "client" in arrays:
         population = settings.participation.population
         # Everybody counts, with rows or without: counted from the rows, a last client who holds none would change every mean.
@@ -89,8 +89,8 @@ def _npz(settings: Settings, seed: int) -> Problem:
             "'client'; write population = 1000, say, under [participation].",
         )
         elsewhere = settings.algorithm.adjacency == "add-remove" or settings.participation.noise_cohort is not None
-        everybody = None if elsewhere else population
-        federation = Federation.from_arrays(x, y, arrays["client"], clients=everybody, transform=transform)
+        count = None if elsewhere else population
+        federation = Federation.from_arrays(x, y, arrays["client"], clients=count, transform=transform)
     else:
         federation = _partition(settings.data, x, y, seed, transform)
     test = (arrays["test_inputs"], arrays["test_targets"]) if {"test_inputs", "test_targets"} <= set(arrays) else None

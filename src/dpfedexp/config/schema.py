@@ -10,8 +10,8 @@ from textwrap import dedent
 from typing import Any
 
 from dpfedexp.algorithms import ALGORITHMS
-from dpfedexp.config.settings import Section, Settings
-from dpfedexp.core.local import OPTIMISERS
+from dpfedexp.config.settings import Settings, SettingsSection
+from dpfedexp.core.local_optimizer import OPTIMIZERS
 from dpfedexp.data.data_sets import DATA_SETS, OTHER_KINDS
 from dpfedexp.mechanisms import MECHANISMS
 
@@ -20,7 +20,7 @@ CHOICES = {
     ("DataSettings", "kind"): (OTHER_KINDS, DATA_SETS),
     ("AlgorithmSettings", "name"): (ALGORITHMS,),
     ("AlgorithmSettings", "mechanism"): (MECHANISMS,),
-    ("LocalSettings", "optimiser"): (OPTIMISERS,),
+    ("LocalSettings", "optimizer"): (OPTIMIZERS,),
 }
 """Settings whose values are the names in tables."""
 
@@ -28,7 +28,7 @@ CHOICES = {
 def schema() -> dict[str, Any]:
     """The schema: pydantic's, without null, which TOML has not, and with the names that tables know."""
     made = Settings.model_json_schema()
-    for kind in Section.__subclasses__():
+    for kind in SettingsSection.__subclasses__():
         properties = made["$defs"].get(kind.__name__, {}).get("properties", {})
         for name, described in docstrings(kind).items() if properties else ():
             properties[name] = dict(sorted({**properties[name], "description": described}.items()))
@@ -36,7 +36,7 @@ def schema() -> dict[str, Any]:
     sections = tree["$defs"]
     for (section, name), tables in CHOICES.items():
         sections[section]["properties"][name]["enum"] = [known for table in tables for known in table]
-    own = {field.name for kind in OPTIMISERS.values() for field in fields(kind)}
+    own = {field.name for kind in OPTIMIZERS.values() for field in fields(kind)}
     local = sections["LocalSettings"]
     local["properties"] |= {name: {} for name in sorted(own - set(local["properties"]))}
     local["additionalProperties"] = False

@@ -1,4 +1,4 @@
-"""A TOML file into frozen, validated settings, and settings into what `train` takes.
+"""Settings: validated sections of a TOML file, and the objects that they build.
 
 One model to a section; a setting's docstring describes it in the reference and in editors.
 """
@@ -18,10 +18,10 @@ from dpfedexp import algorithms
 from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms import round as cohorts
-from dpfedexp.algorithms.algorithm import Aggregation, aggregated
-from dpfedexp.algorithms.probe import Extras, asked, evaluation_count, evaluation_interval
+from dpfedexp.algorithms.algorithm import Aggregation, with_aggregation
+from dpfedexp.algorithms.probe import Extras, evaluation_count, evaluation_interval, extra_releases
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
+from dpfedexp.core.local_optimizer import OPTIMIZERS, SCHEDULES, LocalOptimizer, RateSchedule
 from dpfedexp.core.losses import by_name
 from dpfedexp.data.data_sets import check_kind
 from dpfedexp.errors import InputError, nearest, require
@@ -31,32 +31,32 @@ _EXECUTION = {field.name for field in fields(Execution)}
 _KINDS = ("literal", "float", "int", "str", "bool", "constrained-")
 
 
-class Section(BaseModel):
+class SettingsSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class DataSettings(Section):
-    """Where the clients' data come from."""
+class DataSettings(SettingsSection):
+    """The clients' data."""
 
     kind: str = "synthetic"
     """`synthetic`, `mnist`, `cifar10`, `npz` (arrays inputs, targets[, client, test_inputs, test_targets]) or `factory`."""
     clients: int = Field(1000, ge=1)
-    """How many clients the data are dealt out to, or are made up for."""
+    """Number of clients."""
     seed: int | None = None
-    """What the data and who holds them follow from; by default the run's seed."""
+    """Seed of the data and their assignment; by default the run's seed."""
     dimension: int = Field(500, ge=1)
     """Of the synthetic problem."""
     path: str | None = None
     """The .npz file, or the folder with the data set's files."""
     partition: Literal["dirichlet", "dirichlet-per-class", "iid", "shards"] = "dirichlet"
-    """How rows that are nobody's are dealt out; `dirichlet` gives every client the same number."""
+    """How rows are assigned to clients where the data do not say it; `dirichlet` gives every client equally many."""
     alpha: float = Field(0.3, gt=0)
     """Of the Dirichlet partitions: the smaller, the fewer classes a client has."""
     shards_per_client: int = Field(2, ge=1)
     """Of the partition `shards`."""
     samples_per_client: int | None = Field(None, ge=1)
     """Rows that each client gets; by default all are dealt out."""
-    standardise: bool = False
+    standardize: bool = False
     """Inputs by the data set's published mean and deviation."""
     factory: str | None = None
     """`module:function`, a function (seed) → (Federation, (test_inputs, test_targets) or None)."""
@@ -68,7 +68,7 @@ class DataSettings(Section):
         return kind
 
 
-class ModelSettings(Section):
+class ModelSettings(SettingsSection):
     """A network by name with its own settings, or `factory = "module:function"` of the user's."""
 
     name: str | None = None
@@ -76,12 +76,12 @@ class ModelSettings(Section):
     factory: str | None = None
     """`module:function`, a function that returns an nn.Module."""
     seed: int | None = None
-    """What the first parameters follow from; by default the run's seed."""
+    """Seed of the initial parameters; by default the run's seed."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the network, such as `{ inputs = 20, hidden = 32, classes = 2 }`."""
 
 
-class AdaptiveSettings(Section):
+class AdaptiveSettings(SettingsSection):
     """An adaptive clip; `clip = "adaptive"` without this section leaves the quantile to public numbers."""
 
     initial: float = 1.0
@@ -91,11 +91,11 @@ class AdaptiveSettings(Section):
     rate: float = 0.5
     """How fast the clip follows."""
     count_noise: float | None = None
-    """The noise on the number of clients within the clip; by default it costs the update at most half a per cent."""
+    """The noise on the number of clients within the clip; by default it costs the update at most half a percent."""
 
 
-class AlgorithmSettings(Section):
-    """What the server runs and what it promises."""
+class AlgorithmSettings(SettingsSection):
+    """The algorithm and its privacy guarantee."""
 
     name: str = "cdp_fedexp"
     """`cdp_fedexp`, `ldp_fedexp`, `dp_fedavg`, `dp_fedadam`, `dp_scaffold`, `naive_ldp_fedexp`, `fedavg` or `fedexp`."""
@@ -132,19 +132,19 @@ class AlgorithmSettings(Section):
     step: Literal["safe", "paper"] | None = None
     """`safe` (the default) takes the step size only as far as the releases show progress; `paper` takes what the rule says."""
     average_last: int | None = None
-    """The reported model is the mean of so many newest iterates, at no cost in privacy."""
+    """The reported model is the mean of this many last iterates, at no cost in privacy."""
     control: str | None = None
     """What a client's control variate follows in dp_scaffold: its clipped `update` (the default), or the `report` that it sent."""
     aggregation: Aggregation | None = None
     """`plain`: one server, trusted with the updates. `two-party`: a server and a helper, neither of which can read one."""
 
 
-class LocalSettings(Section):
-    """What a client does in a round: an optimiser by name, the settings that all have, and those of its own."""
+class LocalSettings(SettingsSection):
+    """Local training: the optimizer and its settings."""
 
     model_config = ConfigDict(extra="allow")
 
-    optimiser: str = "sgd"
+    optimizer: str = "sgd"
     """`sgd` or `adamw`. Settings of their own, `clip_gradient` and `schedule` go into this section too."""
     lr: float | Literal["auto"] = 0.1
     """η_l, the local rate; `auto` lets the clients' votes choose it (central privacy only)."""
@@ -161,14 +161,14 @@ class LocalSettings(Section):
 
     @model_validator(mode="after")
     def _check_own(self) -> LocalSettings:
-        """The optimiser exists, and has whatever else was given, of the type that its class says."""
-        _check_known("local.optimiser", self.optimiser, OPTIMISERS)
-        kind = OPTIMISERS[self.optimiser]
+        """Check that the optimizer exists, and that its settings have the declared types."""
+        _check_known("local.optimizer", self.optimizer, OPTIMIZERS)
+        kind = OPTIMIZERS[self.optimizer]
         types = get_type_hints(kind)
         known = {field.name: types[field.name] for field in fields(kind)}
         for name, value in (self.model_extra or {}).items():
-            near = nearest(name, ["optimiser", *known])
-            require(name in known, f"local.{name} is not a setting of {self.optimiser!r}.{near}")
+            near = nearest(name, ["optimizer", *known])
+            require(name in known, f"local.{name} is not a setting of {self.optimizer!r}.{near}")
             if name == "schedule":
                 _schedule(value)
                 continue
@@ -199,7 +199,7 @@ def _check_known(field: str, name: str, known: Iterable[str]) -> None:
     require(name in known, f"{field} is {name!r}, which does not exist.{nearest(name, known)}")
 
 
-class ParticipationSettings(Section):
+class ParticipationSettings(SettingsSection):
     """Who takes part, and the public number of clients, which add-remove adjacency does not allow to be counted."""
 
     kind: Literal["full", "poisson", "fixed"] = "full"
@@ -211,16 +211,16 @@ class ParticipationSettings(Section):
     population: int | None = Field(None, ge=1)
     """The public number of clients, for add-remove adjacency, where the real one is private."""
     noise_cohort: int | None = Field(None, ge=1)
-    """Noise as for a round of so many clients, while fewer are simulated: the promise of another, larger deployment."""
+    """Noise of a deployment with this many clients in a round, while fewer are simulated. Its guarantee is the deployment's."""
 
 
-class RunSettings(Section):
-    """How long, and how it is computed."""
+class RunSettings(SettingsSection):
+    """Number of rounds, evaluation and execution."""
 
     rounds: int = Field(50, ge=1)
     """How many rounds."""
     seed: int = Field(0, ge=0)
-    """What every draw of a simulation follows from."""
+    """Seed of all random draws of a simulation."""
     device: str | None = None
     """A torch device such as `cpu` or `cuda:1`; by default the GPU where there is one."""
     chunk_size: int | None = Field(None, ge=1)
@@ -236,7 +236,7 @@ class RunSettings(Section):
     budget: float | None = Field(None, gt=0)
     """Stop before the round that would take ε above this."""
     trainer: str = "auto"
-    """`fast`, `vectorised`, `loop`, or `auto` for the fastest of them."""
+    """`fast`, `vectorized`, `loop`, or `auto` for the fastest of them."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """Of local training; the last two on a GPU."""
     memory: str | int | None = None
@@ -261,7 +261,7 @@ class RunSettings(Section):
         return trainer
 
 
-class Resolved(Section):
+class Resolved(SettingsSection):
     """Facts of a finished run that its privacy statement rests on, written into its copy of the configuration.
 
     All are public: `clients` is the declared population where the number of clients is private.
@@ -275,7 +275,7 @@ class Resolved(Section):
     """How many clients take part in a round, on average."""
 
 
-class Settings(Section):
+class Settings(SettingsSection):
     """A whole run."""
 
     data: DataSettings = DataSettings()
@@ -323,9 +323,11 @@ class Settings(Section):
         sampling = participation.sampling(facts.clients)
         rounds, secure = self.run.rounds, self.run.secure
         many = evaluation_count(rounds, self.interval) if self.run.evaluate else 0
-        votes, beside = asked(algorithm, self.build_local(), rounds, sampling, Extras(many))
-        mechanism = algorithm.bind(facts.parameters, facts.cohort, sampling, rounds, secure, votes=votes, beside=beside)
-        return [mechanism.event(sampling), *(beside(mechanism) if beside is not None else ())]
+        votes, one_time = extra_releases(algorithm, self.build_local(), rounds, sampling, Extras(many))
+        mechanism = algorithm.bind(
+            facts.parameters, facts.cohort, sampling, rounds, secure, votes=votes, one_time=one_time
+        )
+        return [mechanism.event(sampling), *(one_time(mechanism) if one_time is not None else ())]
 
     @property
     def interval(self) -> int | None:
@@ -372,16 +374,16 @@ class Settings(Section):
         takes = inspect.signature(algorithms.ALGORITHMS[name]).parameters
         for key in given:
             require(key in takes, f"algorithm.{key} is not a setting of {name}; leave it out.")
-        return aggregated(algorithms.ALGORITHMS[name](**given), settings.aggregation or "plain")
+        return with_aggregation(algorithms.ALGORITHMS[name](**given), settings.aggregation or "plain")
 
-    def build_local(self) -> LocalOptimiser:
-        """The optimiser: ten steps where the file says neither steps nor epochs."""
-        given = self.local.model_dump(exclude={"optimiser"})
+    def build_local(self) -> LocalOptimizer:
+        """The optimizer: ten steps where the file says neither steps nor epochs."""
+        given = self.local.model_dump(exclude={"optimizer"})
         if self.local.steps is None and self.local.epochs is None:
             given["steps"] = 10
         if "schedule" in given:
             given["schedule"] = _schedule(given["schedule"])
-        return OPTIMISERS[self.local.optimiser](**given)
+        return OPTIMIZERS[self.local.optimizer](**given)
 
     def build_execution(self) -> Execution:
         """How the run is computed on this machine: the fields of [run] that `Execution` has."""

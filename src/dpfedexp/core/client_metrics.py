@@ -1,4 +1,4 @@
-"""What clients measure of a released model on rows of their own: a bounded vector per client, and what the noisy sum of them says.
+"""Private evaluation: a bounded vector of metrics per client, and metrics with intervals from the noisy sum.
 
 Each client has the same weight, however many rows it holds. A client without rows sends zeros and is not counted.
 """
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from dpfedexp.accounting.events import EVALUATION as EVALUATION
-from dpfedexp.core.losses import Loss, aligned, class_dimension, compared, read, reading_of
-from dpfedexp.core.sums import HALF
+from dpfedexp.core.losses import Loss, class_dimension, loss_traits, match_shapes, output_tensor, read
+from dpfedexp.core.sums import MAX_SHARE
 from dpfedexp.errors import InputError
 
 Kind = Literal["classes", "binary", "numbers", "loss"]
 WIDTH = 41
-"""Numbers in a client's vector, whatever it measures."""
+"""The length of a client's vector, for all kinds of metrics."""
 NORMAL_95 = 1.959964
 AT_BOUND = "_at_bound"
 """Ends the name of a field that is 1 where a metric's interval reaches the metric's bound: the true value may be above it."""
@@ -44,7 +44,7 @@ _LARGEST_SCORE, _NEAR = 8.0, 0.25
 class ClientMetrics:
     """Which metrics the clients measure.
 
-    Formal guarantee: a client's vector has a norm of at most ½, whatever its rows are, as an answer to a question has
+    Formal guarantee: a client's vector has a norm of at most ½ for any data, as an answer to a question has
     (`Mechanism.asking`). So one client changes a mean that is read from the sum by at most the metric's range over the number of
     clients, times a constant of this file.
 
@@ -74,63 +74,63 @@ class ClientMetrics:
     @staticmethod
     def of(loss: Loss, outputs: Any, targets: Tensor) -> ClientMetrics:
         """From a loss and the shapes of outputs and targets; no value of them is looked at."""
-        reading, outputs = reading_of(loss), read(loss, outputs)
+        traits, outputs = loss_traits(loss), read(loss, outputs)
         if not isinstance(outputs, Tensor):
             return ClientMetrics("loss")
-        at = class_dimension(outputs, targets, second=reading.second)
-        if reading.kind == "classes" and not targets.is_floating_point() and at is not None:
+        at = class_dimension(outputs, targets, second=traits.second)
+        if traits.kind == "classes" and not targets.is_floating_point() and at is not None:
             return ClientMetrics("classes", outputs.shape[at])
-        return ClientMetrics(reading.kind) if reading.kind in ("binary", "numbers") else ClientMetrics("loss")
+        return ClientMetrics(traits.kind) if traits.kind in ("binary", "numbers") else ClientMetrics("loss")
 
     def __str__(self) -> str:
         return f"{self.classes} classes" if self.kind == "classes" else self.kind
 
     @property
     def largest_loss(self) -> float:
-        """A larger loss counts as this one: twice that of a model that says nothing."""
+        """The largest loss that is counted: twice that of a uniform prediction."""
         return 2.0 * math.log(self.classes)
 
     def vectors(self, loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
         """One vector per example, [b, WIDTH]; a client sends the mean of its examples' vectors."""
         losses = torch.nan_to_num(loss(outputs, targets).float(), nan=torch.inf)
-        outputs, reading, shares = read(loss, outputs), reading_of(loss), _SHARES[self.kind]
-        columns = [torch.full_like(losses, HALF * math.sqrt(_COUNT))[:, None]]
+        outputs, traits, shares = read(loss, outputs), loss_traits(loss), _SHARES[self.kind]
+        columns = [torch.full_like(losses, MAX_SHARE * math.sqrt(_COUNT))[:, None]]
         if self.kind in ("classes", "binary"):
             bounded = losses.clamp(0.0, self.largest_loss) / self.largest_loss
-            right = self._right(loss, compared(outputs), targets)
-            columns += [math.sqrt(shares["loss"]) * (bounded - HALF)[:, None]]
-            columns += [math.sqrt(shares["accuracy"]) * (right - HALF)[:, None]]
+            right = self._right(loss, output_tensor(outputs), targets)
+            columns += [math.sqrt(shares["loss"]) * (bounded - MAX_SHARE)[:, None]]
+            columns += [math.sqrt(shares["accuracy"]) * (right - MAX_SHARE)[:, None]]
         if self.kind == "binary":
-            scores, wanted = aligned("binary", compared(outputs).float(), targets)
-            scores = scores.logit() if reading.threshold else scores
+            scores, wanted = match_shapes("binary", output_tensor(outputs).float(), targets)
+            scores = scores.logit() if traits.threshold else scores
             limit = math.asinh(_LARGEST_SCORE / _NEAR)
             place = (torch.asinh(torch.nan_to_num(scores, nan=0.0) / _NEAR) / limit + 1.0) * (_SCORES / 2)
             both = [_in_bins(place, _SCORES, (wanted > 0.5) == positive) for positive in (True, False)]
-            columns.append(HALF * math.sqrt(shares["auc"]) * torch.cat(both, dim=1))
+            columns.append(MAX_SHARE * math.sqrt(shares["auc"]) * torch.cat(both, dim=1))
         if self.kind in ("numbers", "loss"):
             values, (share,) = losses, shares.values()
             if self.kind == "numbers":
-                found, wanted = aligned("numbers", compared(outputs).float(), targets)
-                values = ((found.exp() if reading.log else found) - wanted).abs()
+                found, wanted = match_shapes("numbers", output_tensor(outputs).float(), targets)
+                values = ((found.exp() if traits.log else found) - wanted).abs()
             place = (torch.log10(torch.nan_to_num(values, nan=torch.inf).abs()) - _SMALLEST) * (_MAGNITUDES / _DECADES)
-            columns.append(HALF * math.sqrt(share) * _in_bins(place, _MAGNITUDES))
+            columns.append(MAX_SHARE * math.sqrt(share) * _in_bins(place, _MAGNITUDES))
         found = torch.cat(columns, dim=1)
         if self.kind == "classes":
-            # A row without a label that counts says nothing.
-            found = found * (targets != reading.ignored).reshape(len(targets), -1).any(1)[:, None]
+            # A row whose labels are all ignored abstains.
+            found = found * (targets != traits.ignored).reshape(len(targets), -1).any(1)[:, None]
         return torch.nn.functional.pad(found, (0, WIDTH - found.shape[1]))
 
     def _right(self, loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
         """Which share of an example's labels the model gets right, [b]."""
-        reading = reading_of(loss)
+        traits = loss_traits(loss)
         if self.kind == "binary":
-            found, wanted = aligned("binary", outputs, targets)
-            right = ((found > reading.threshold) == (wanted > 0.5)) & found.isfinite()
+            found, wanted = match_shapes("binary", outputs, targets)
+            right = ((found > traits.threshold) == (wanted > 0.5)) & found.isfinite()
             return right.float().reshape(len(targets), -1).mean(1)
-        at = class_dimension(outputs, targets, second=reading.second)
+        at = class_dimension(outputs, targets, second=traits.second)
         at = 1 if at is None else at
         right = ((outputs.argmax(at) == targets) & outputs.isfinite().all(at)).reshape(len(targets), -1).float()
-        counted = (targets != reading.ignored).reshape(len(targets), -1).float()
+        counted = (targets != traits.ignored).reshape(len(targets), -1).float()
         return (right * counted).sum(1) / counted.sum(1).clamp_min(1.0)
 
     def read(self, mean: Tensor, deviation: float, spread: float = 0.0) -> dict[str, float]:
@@ -143,7 +143,7 @@ class ClientMetrics:
                 cohort differs from all clients is bounded by that of metrics which are 0 or 1 for each client.
         """
         values = mean.double().cpu()
-        unit = HALF * math.sqrt(_COUNT)
+        unit = MAX_SHARE * math.sqrt(_COUNT)
         answered, noise = float(values[0]) / unit, deviation / unit
         if not answered > 4.0 * noise or answered <= 0.0:
             return {}
@@ -155,16 +155,16 @@ class ClientMetrics:
                 share = float(values[at]) / scale / answered
                 variance = (deviation / scale / answered) ** 2 + (share * noise / answered) ** 2
                 variance += spread * max(0.0, 0.25 - share * share)
-                found |= _interval(name, share + HALF, math.sqrt(variance), high)
+                found |= _interval(name, share + MAX_SHARE, math.sqrt(variance), high)
             if found["clients_loss_high"] >= self.largest_loss:
                 found[f"clients_loss{AT_BOUND}"] = 1.0
         if self.kind == "binary":
-            unit = HALF * math.sqrt(_SHARES["binary"]["auc"])
+            unit = MAX_SHARE * math.sqrt(_SHARES["binary"]["auc"])
             positive, negative = (values[3 : 3 + 2 * _SCORES] / unit).split(_SCORES)
             found |= _auc(positive / answered, negative / answered, deviation / unit / answered, spread)
         if self.kind in ("numbers", "loss"):
             ((name, share),) = _SHARES[self.kind].items()
-            unit = HALF * math.sqrt(share)
+            unit = MAX_SHARE * math.sqrt(share)
             bins = values[1 : 1 + _MAGNITUDES] / unit / answered
             for label, level in _LEVELS.items():
                 found |= _quantile(
@@ -179,7 +179,7 @@ class ClientMetrics:
 
 
 def _in_bins(place: Tensor, bins: int, counted: Tensor | None = None) -> Tensor:
-    """The share of an example's numbers in each bin, [b, bins]: those at the ends have whatever lies beyond."""
+    """The share of an example's numbers in each bin, [b, bins]: values beyond the ends fall into the end bins."""
     at = place.reshape(len(place), -1)[..., None].floor().clamp(0, bins - 1)
     inside = (at == torch.arange(bins, device=place.device)).float()
     if counted is not None:

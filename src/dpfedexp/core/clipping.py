@@ -1,6 +1,6 @@
 """The ball of radius C: fixed, and adaptive (Andrew et al. 2021).
 
-Formal guarantee: every row that `clip` returns has, in exact arithmetic, a norm of at most C, whatever went in, for C from
+Formal guarantee: every row that `clip` returns has, in exact arithmetic, a norm of at most C, for any input, for C from
 `SMALLEST_CLIP` to `LARGEST_CLIP`, rows of up to 10⁹ float32 or float64 numbers, with or without subnormal numbers.
 
 Norms are taken in double precision, where squares of float32 numbers are exact and the sum of 10⁹ of them is off by less than
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dpfedexp.errors import InputError, checked, is_number, require
-from dpfedexp.machine import has_triton, spread
+from dpfedexp.machine import has_triton, run_on_threads
 
 SHRINK = 1.0 - 2.0**-22
 INSIDE = 1.0 - 2.0**-24
@@ -33,7 +33,7 @@ would wait for one another's Python."""
 
 
 def check_radius(name: str, radius: float) -> None:
-    """One sentence for a radius outside the range in which the guarantee of `clip` is proven."""
+    """Raise `InputError` for a radius outside the range for which the guarantee of `clip` is proven."""
     require(
         SMALLEST_CLIP <= radius <= LARGEST_CLIP,
         f"{name} is {radius}; it must be a positive number from 2^-64 (5.4e-20) to 2^64 (1.8e19).",
@@ -53,7 +53,7 @@ def row_norms(x: Tensor) -> Tensor:
     if x.is_cuda and has_triton():
         from dpfedexp.core import double_sums
 
-        if double_sums.suits(x):
+        if double_sums.is_supported(x):
             return double_sums.squared_norms(x).sqrt()
     if x.device.type != "cpu" or x.shape[1] <= BLOCK:
         # A GPU adds a row in an order that depends on whether it begins at a multiple of 16 bytes: let all of them do.
@@ -71,7 +71,7 @@ def row_norms(x: Tensor) -> Tensor:
         squares[row] = total
 
     # On a thread of its own even where there is one row: a product may be added up differently on several.
-    spread(square, range(len(x)), torch.get_num_threads(), always=True)
+    run_on_threads(square, range(len(x)), torch.get_num_threads(), always=True)
     return squares.sqrt()
 
 
@@ -119,10 +119,10 @@ def quantile_for(noise_norm: float) -> float:
 class AdaptiveClip:
     """The clip follows a quantile of the update norms, estimated privately (Andrew et al. 2021, geometric update).
 
-    It never leaves the range of `clip`, whatever the noisy counts are.
+    It stays within the range of `clip` for any noisy counts.
 
     count_noise is the standard deviation on the number of clients within the clip. `None` takes the larger of a twentieth of the
-    cohort and 5 times the noise multiplier, which costs the update at most half a per cent more noise at the same ε; with further
+    cohort and 5 times the noise multiplier, which costs the update at most half a percent more noise at the same ε; with further
     votes, what `votes.default_noise` says.
 
     quantile "auto", which `clip="adaptive"` stands for, weighs the bias of a small clip against the noise of a large one before
@@ -153,7 +153,7 @@ class AdaptiveClip:
         """C ← C·exp(−rate·(b̃ − quantile)) inside the range, with b̃ the released fraction of clients within the clip."""
         if isinstance(self.quantile, str):
             raise InputError(
-                "the adaptive clip's quantile is 'auto' and not settled yet; a run settles it when it begins."
+                "the adaptive clip's quantile is 'auto' and has no value yet; it gets one when a run starts."
             )
         move = -self.rate * (noisy_fraction - self.quantile)
         if math.isnan(move):
@@ -162,6 +162,6 @@ class AdaptiveClip:
         moved = radius * math.exp(min(max(move, -100.0), 100.0))
         return min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
 
-    def settled(self, noise_norm: float | None) -> AdaptiveClip:
-        """The clip with its quantile as a number, from z√d/M, the norm of the noise in the mean update over the clip, if known."""
+    def resolve_quantile(self, noise_norm: float | None) -> AdaptiveClip:
+        """Replace an automatic quantile by a number, from z√d/M, the norm of the noise in the mean update over the clip."""
         return replace(self, quantile=quantile_for(noise_norm or 0.0)) if self.quantile == "auto" else self

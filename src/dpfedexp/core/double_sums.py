@@ -55,7 +55,7 @@ def _columns(x, out, N, D, STRIDE, COLUMNS: tl.constexpr, AHEAD: tl.constexpr):
     tl.store(out + at, sums, mask=at < D)
 
 
-def suits(x: Tensor) -> bool:
+def is_supported(x: Tensor) -> bool:
     """Whether these are rows for the kernels."""
     return x.is_cuda and x.dtype == torch.float32 and x.stride(1) == 1 and 0 < x.shape[1] < 2**31 - PIECE and len(x) > 0
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dpfedexp.core.sums import Ask
+from dpfedexp.core.sums import VoteSpec
 
 RATES = tuple(10.0 ** (step / 2) for step in range(-8, 5))
 """The public grid: half decades from 10⁻⁴ to 10²."""
@@ -29,43 +29,43 @@ SCALE_TIMES = (0.06, 0.28)
 second time the first, easy gains are over, and the direction is that of later rounds."""
 SHAKE = 0.6
 """The public noise of such a vote, over that which all rounds that are left would add. The rounds take back some of their noise."""
-MOST_PROGRESS = 0.5
+MAX_LOSS_DROP = 0.5
 """A round that takes away more than half of a client's loss overfits that client: the rate is too large."""
-USUAL, SPREAD, SCALE_SPREAD = 0.1, 2.0, 1.0
+PRIOR_RATE, PRIOR_SPREAD, SCALE_SPREAD = 0.1, 2.0, 1.0
 """What is believed before any vote: a rate of about 0.1, within two bins, and later one that is right within one. It decides only
 where too few clients have voted."""
-FLAT = 1e-6
+SAME_LOSS = 1e-6
 """A change of a loss by less than this share of it is none."""
 WIDTHS, PRESENT, MISFIT = (0.3, 0.5, 0.8, 1.2, 2.0), (0.25, 0.5, 0.75, 1.0), 0.05
 """What a histogram may look like: a bell of these widths in half decades, made by these shares of the clients, to 0.05 a bin."""
 RATE_SHARE, CLIP_SHARE = 0.008, 0.002
-"""The shares of the run's whole μ² that the two probes may cost: 0.4 and 0.1 per cent more noise. A rate that is too large can end
+"""The shares of the run's whole μ² that the two probes may cost: 0.4 and 0.1 percent more noise. A rate that is too large can end
 a run, a first clip that is off by half a decade costs a round or two."""
-HELPED = Ask("helped")
+IMPROVED = VoteSpec("improved")
 """Whether a client's own loss was lower after its local steps than before."""
-MOST_HARMED = 0.1
-"""Where more clients than this say that local training did not help, the rate falls."""
-SMOOTHING, EVIDENT = 0.7, 3.0
+MAX_NOT_IMPROVED = 0.1
+"""The rate falls where a larger share of clients did not improve."""
+SMOOTHING, EVIDENT_DEVIATIONS = 0.7, 3.0
 """The weight of the votes so far in the mean that is compared with it, and the deviations of its noise by which it must be below.
 The rate never rises again, so noise must not lower it."""
-LEAST = 1e-3 * RATES[0]
+MIN_RATE = 1e-3 * RATES[0]
 """The smallest rate: a rate of zero could never recover."""
-FALL = 2.0
-"""How fast: a round in which nobody was helped lowers the rate by e^(−2·0.9)."""
+FALL_SPEED = 2.0
+"""How fast the rate falls: a round in which no client improved lowers it by e^(−2·0.9)."""
 
 
-def preferred(before: Tensor, after: Callable[[Tensor], Tensor]) -> Tensor:
-    """Each client's own best rate as its number on the grid, counted from 1, and 0 for a client that no rate moves, [n].
+def best_rates(before: Tensor, after: Callable[[Tensor], Tensor]) -> Tensor:
+    """Each client's best rate, as an index on the grid counted from 1; 0 for a client that no rate improves, [n].
 
     A client goes up by decades while its loss falls, and falls by at most half; then it tries half a decade to either side. It
-    stops where its loss first rises: behind a rate that destroys the model, a larger one may end in a model that says nothing,
-    which is better than that and no reason to want more. Where the smallest rate is too large already, that is its vote.
+    stops where its loss first rises: beyond a rate at which the model diverges, a larger one may give a constant model, which
+    has a lower loss but is no better rate. Where the smallest rate is too large already, that is its vote.
 
     Args:
         before: their losses on the first model.
         after: from a rate for each to their losses after the local steps.
     """
-    floor, flat = before - MOST_PROGRESS * before.abs(), FLAT * before.abs()
+    floor, flat = before - MAX_LOSS_DROP * before.abs(), SAME_LOSS * before.abs()
     walking, moved = torch.ones_like(before, dtype=torch.bool), torch.zeros_like(before, dtype=torch.bool)
     place, least = torch.zeros_like(before, dtype=torch.int64), before
     for number in range(0, len(RATES), 2):
@@ -80,18 +80,18 @@ def preferred(before: Tensor, after: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.where(moved, place + 1, 0)
 
 
-def nearest(norms: Tensor) -> Tensor:
+def nearest_radii(norms: Tensor) -> Tensor:
     """The radius of the grid that is nearest to each norm, by its number counted from 1, and 0 where a norm is no number, [n]."""
     place = (2.0 * torch.log10(norms.double() / RADII[0])).round().clamp(0, len(RADII) - 1)
     return torch.nan_to_num(place + 1, nan=0.0).long()
 
 
-def chosen(shares: Tensor, deviation: float) -> float:
-    """The rate from the shares of the clients whose own best it is, [K], with noise of this deviation: the middle of them."""
-    return on_grid(RATES, _middle(len(RATES), shares, deviation, 2.0 * math.log10(USUAL / RATES[0])))
+def rate_from_votes(shares: Tensor, deviation: float) -> float:
+    """The rate from the noisy histogram of the clients' best rates, [K], with noise of this deviation."""
+    return grid_value(RATES, _posterior_mean(len(RATES), shares, deviation, 2.0 * math.log10(PRIOR_RATE / RATES[0])))
 
 
-def slowed(rate: float, noise_share: float) -> float:
+def rate_for_noise(rate: float, noise_share: float) -> float:
     """The first guess over √max{1, n}, where n is the norm of the noise in a round's mean update over the clip, a public number.
 
     The clip follows the rate, and the noise the clip: where a round's noise is longer than any update, the first rounds should be
@@ -132,21 +132,20 @@ def best_scale(losses: Tensor) -> Tensor:
 
 def rescaled(shares: Tensor, deviation: float) -> float:
     """The factor on the rate, from the shares of the clients whose own best it is, [K], with noise of this deviation."""
-    return on_grid(SCALES, _middle(len(SCALES), shares, deviation, SCALES.index(1.0), SCALE_SPREAD))
+    return grid_value(SCALES, _posterior_mean(len(SCALES), shares, deviation, SCALES.index(1.0), SCALE_SPREAD))
 
 
-def located(shares: Tensor, deviation: float) -> float:
-    """The first clip from the shares of the clients with such updates, [K], with noise of this deviation: the middle of them."""
-    return on_grid(RADII, _middle(len(RADII), shares, deviation, 2.0 * math.log10(1.0 / RADII[0])))
+def clip_from_votes(shares: Tensor, deviation: float) -> float:
+    """The first clip from the noisy histogram of update norms, [K], with noise of this deviation."""
+    return grid_value(RADII, _posterior_mean(len(RADII), shares, deviation, 2.0 * math.log10(1.0 / RADII[0])))
 
 
-def _middle(bins: int, shares: Tensor, deviation: float, usual: float, spread: float = SPREAD) -> float:
+def _posterior_mean(bins: int, shares: Tensor, deviation: float, usual: float, spread: float = PRIOR_SPREAD) -> float:
     """The middle of a noisy histogram, as a fractional number of a bin: the mean of its posterior, the prior around the usual one.
 
     A bell in the middle θ, of width s, made by a share a of the clients, has a(F((k + ½ − θ)/s) − F((k − ½ − θ)/s)) in bin k, F
     logistic; the bins at the ends have its tails. A bin adds its squared distance from that in units of the noise, and
-    of `MISFIT`: so a second, smaller heap, such as a third of the clients who are content with a model that says nothing, moves
-    nothing.
+    of `MISFIT`: so a second, smaller mode, such as a third of the clients that prefer a constant model, does not move the result.
     """
     middles = torch.arange(-0.5, bins, 0.05, dtype=torch.float64)
     walls = torch.arange(bins - 1) + 0.5
@@ -161,22 +160,22 @@ def _middle(bins: int, shares: Tensor, deviation: float, usual: float, spread: f
     return float(weights @ middles)
 
 
-def on_grid(grid: tuple[float, ...], index: float) -> float:
+def grid_value(grid: tuple[float, ...], index: float) -> float:
     """The point of a geometric grid at a fractional index, inside the grid."""
     at = min(max(index, 0.0), len(grid) - 1.0) if math.isfinite(index) else 0.0
     return grid[0] * math.pow(grid[1] / grid[0], at)
 
 
-def watched(rate: float, mean_helped: float, helped: float, deviation: float) -> tuple[float, float]:
+def next_rate(rate: float, mean_improved: float, improved: float, deviation: float) -> tuple[float, float]:
     """The rate after a round, and the mean of the votes so far.
 
     Args:
         rate: in force.
-        mean_helped: the smoothed share of clients that were helped so far; 1 at the beginning.
-        helped: the round's released share.
+        mean_improved: the smoothed share of clients that were helped so far; 1 at the beginning.
+        improved: the round's released share.
         deviation: the standard deviation of its noise. The mean's is √((1 − λ)/(1 + λ)) of it, λ = `SMOOTHING`.
     """
-    mean = SMOOTHING * mean_helped + (1.0 - SMOOTHING) * helped
+    mean = SMOOTHING * mean_improved + (1.0 - SMOOTHING) * improved
     noise = deviation * math.sqrt((1.0 - SMOOTHING) / (1.0 + SMOOTHING))
-    fallen = rate * math.exp(-FALL * max(0.0, 1.0 - MOST_HARMED - mean - EVIDENT * noise))
-    return max(fallen, LEAST), mean
+    fallen = rate * math.exp(-FALL_SPEED * max(0.0, 1.0 - MAX_NOT_IMPROVED - mean - EVIDENT_DEVIATIONS * noise))
+    return max(fallen, MIN_RATE), mean

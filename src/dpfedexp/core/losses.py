@@ -1,4 +1,4 @@
-"""Losses per example: by name, torch's own, or the caller's function, and what is wrong with one before the first round.
+"""Losses per example (by name, from torch, or a function), and checks of them before the first round.
 
 One number per example, so that a client's mean is over its own examples and padding can weigh nothing. Nothing broadcasts.
 docs/losses.md says how that differs from torch's mean over a batch.
@@ -34,7 +34,7 @@ def resolve(loss: str | Loss | None, targets: Any) -> Loss:
     if isinstance(loss, str):
         return by_name(loss)
     if isinstance(loss, type):
-        raise InputError(f"loss is the class {loss.__name__}; give one of it, {loss.__name__}().")
+        raise InputError(f"loss is the class {loss.__name__}; pass an instance, {loss.__name__}().")
     if not callable(loss):
         raise InputError(
             f"loss is {loss!r}; it must be a name such as 'mse', a loss of torch, or a function (outputs, targets)."
@@ -64,38 +64,38 @@ def negative_log_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """½‖output − target‖²: the synthetic problem's f_i."""
-    outputs, targets = aligned("half-squared-error", outputs, targets)
+    outputs, targets = match_shapes("half-squared-error", outputs, targets)
     squares = (outputs - targets).square()
     return 0.5 * squares.flatten(1).sum(1) if outputs.dim() > 1 else 0.5 * squares
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean over an example's outputs of (output − target)²: torch's, not halved."""
-    outputs, targets = aligned("mse", outputs, targets)
+    outputs, targets = match_shapes("mse", outputs, targets)
     return per_example((outputs - targets).square())
 
 
 def mean_absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean over an example's outputs of |output − target|."""
-    outputs, targets = aligned("mae", outputs, targets)
+    outputs, targets = match_shapes("mae", outputs, targets)
     return per_example((outputs - targets).abs())
 
 
 def huber(outputs: Tensor, targets: Tensor) -> Tensor:
     """½(output − target)² up to a distance of 1 and |output − target| − ½ beyond, which is smooth-L1 too."""
-    outputs, targets = aligned("huber", outputs, targets)
+    outputs, targets = match_shapes("huber", outputs, targets)
     return per_example(F.huber_loss(outputs, targets, reduction="none"))
 
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """[b] from logits, one for every 0/1 target; several labels of an example give their mean."""
-    outputs, targets = aligned("binary-cross-entropy", outputs, targets)
+    outputs, targets = match_shapes("binary-cross-entropy", outputs, targets)
     return per_example(F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none"))
 
 
 def poisson(outputs: Tensor, targets: Tensor) -> Tensor:
     """exp(output) − target · output, for counts whose expected value is exp(output)."""
-    outputs, targets = aligned("poisson", outputs, targets)
+    outputs, targets = match_shapes("poisson", outputs, targets)
     return per_example(F.poisson_nll_loss(outputs, targets, reduction="none"))
 
 
@@ -129,13 +129,13 @@ def by_name(name: str) -> Loss:
     return LOSSES[plain]
 
 
-def compared(outputs: Any) -> Tensor:
+def output_tensor(outputs: Any) -> Tensor:
     """What a loss compares with targets: the outputs, or of several parts the one named logits, as in models of `transformers`."""
     if isinstance(outputs, Tensor):
         return outputs
     part = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
     if outputs is None:
-        raise InputError("the model returns None; end its forward with `return`.")
+        raise InputError("the model returns None; its forward must return the outputs.")
     if not isinstance(part, Tensor):
         raise InputError(
             f"the model returns {shape_of(outputs)}, and this loss compares one tensor, or a part named 'logits', with the "
@@ -144,11 +144,11 @@ def compared(outputs: Any) -> Tensor:
     return part
 
 
-def aligned(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def match_shapes(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs in the targets' shape, where the two differ by dimensions of size 1 only, and targets in the outputs' type."""
-    outputs = compared(outputs)
+    outputs = output_tensor(outputs)
     if outputs.shape != targets.shape:
-        if not same_but_ones(outputs, targets):
+        if not same_but_singletons(outputs, targets):
             classes = targets.ndim == 1 and targets.is_floating_point()
             raise InputError(
                 f"{name} needs one output for every target: the model returns {shape(outputs)} and the targets are "
@@ -159,7 +159,7 @@ def aligned(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
     return outputs, targets if targets.is_floating_point() else targets.to(outputs.dtype)
 
 
-def same_but_ones(outputs: Tensor, targets: Tensor) -> bool:
+def same_but_singletons(outputs: Tensor, targets: Tensor) -> bool:
     """Whether the shapes are the same but for dimensions of size 1 after the first; `squeeze` leaves a single row none at all."""
     one, other = outputs.shape or (1,), targets.shape or (1,)
     return one[0] == other[0] and [n for n in one[1:] if n != 1] == [n for n in other[1:] if n != 1]
@@ -178,7 +178,7 @@ def class_dimension(outputs: Tensor, targets: Tensor, *, second: bool = False) -
 
 def with_classes_second(name: str, outputs: Tensor, targets: Tensor, *, second: bool = False) -> tuple[Tensor, Tensor]:
     """Outputs as torch wants them, [b, classes, …], and labels [b, …], or probabilities in the outputs' shape."""
-    outputs = compared(outputs)
+    outputs = output_tensor(outputs)
     at = class_dimension(outputs, targets, second=second)
     if targets.is_floating_point():
         if outputs.shape == targets.shape and outputs.dim() > 1:
@@ -191,7 +191,7 @@ def with_classes_second(name: str, outputs: Tensor, targets: Tensor, *, second: 
         remedy = "labels (b, …) need outputs (b, …, classes)"
         if outputs.dim() == 2 and tuple(targets.shape) == (len(outputs), 1):
             remedy = "give the labels as (n,), for example with labels.squeeze(1)"
-        elif same_but_ones(outputs, targets):
+        elif same_but_singletons(outputs, targets):
             remedy = "for one output per label choose loss='bce' (0/1 labels) or loss='mse' (numbers)"
         raise InputError(
             f"{name} needs one output per class: the model returns {shape(outputs)} and the labels are {shape(targets)}; {remedy}."
@@ -219,8 +219,8 @@ def shape(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What the outputs and targets of a loss are.
+class LossTraits:
+    """What a loss expects as outputs and targets.
 
     Attributes:
         kind: "classes" by labels, "binary" for 0/1 targets, "numbers", "unknown" for a function of the caller's own, "other" where
@@ -240,26 +240,26 @@ class Reading:
     log_probabilities: bool = False
 
 
-_READINGS: dict[Loss, Reading] = {
-    cross_entropy: Reading("classes"),
-    negative_log_likelihood: Reading("classes", log_probabilities=True),
-    binary_cross_entropy: Reading("binary"),
-    poisson: Reading("numbers", log=True),
-    **dict.fromkeys((half_squared_error, mean_squared_error, mean_absolute_error, huber), Reading("numbers")),
+_LOSS_TRAITS: dict[Loss, LossTraits] = {
+    cross_entropy: LossTraits("classes"),
+    negative_log_likelihood: LossTraits("classes", log_probabilities=True),
+    binary_cross_entropy: LossTraits("binary"),
+    poisson: LossTraits("numbers", log=True),
+    **dict.fromkeys((half_squared_error, mean_squared_error, mean_absolute_error, huber), LossTraits("numbers")),
 }
 
 
-def reading_of(loss: Loss) -> Reading:
+def loss_traits(loss: Loss) -> LossTraits:
     """A named loss's, or that which the loss carries itself."""
-    own = getattr(loss, "reading", None)
-    if isinstance(own, Reading):
+    own = getattr(loss, "traits", None)
+    if isinstance(own, LossTraits):
         return own
-    return _READINGS.get(loss, Reading()) if isinstance(loss, Hashable) else Reading()
+    return _LOSS_TRAITS.get(loss, LossTraits()) if isinstance(loss, Hashable) else LossTraits()
 
 
 def read(loss: Loss, outputs: Any) -> Any:
     """What the loss looks at of a model's outputs; a function of the caller's own gets all of them."""
-    return outputs if reading_of(loss).kind == "unknown" else compared(outputs)
+    return outputs if loss_traits(loss).kind == "unknown" else output_tensor(outputs)
 
 
 FUNCTIONS: dict[Callable[..., Any], type[nn.Module]] = {
@@ -296,7 +296,7 @@ class TorchLoss:
     """One loss per example by a loss of torch; the module that was given is copied and stays as it is.
 
     Attributes:
-        reading: how it reads outputs.
+        traits: how it reads outputs.
         plain: the named loss that computes the same for one label or number per example, None where options make it another.
     """
 
@@ -310,10 +310,10 @@ class TorchLoss:
         self.module = copy.deepcopy(module)
         self.module.reduction = "none"  # type: ignore[assignment]
         self.added = reduction in ("sum", "batchmean")
-        self.reading = _reading(module)
+        self.traits = _traits_of(module)
         options = _options(module) | ({"reduction": reduction} if self.added else {})
         self.name = type(module).__name__
-        # By this name the settings of a run know the loss, so that a run with other options does not go on from its checkpoint.
+        # By this name the settings of a run know the loss, so that a run with other options can't resume from its checkpoint.
         self.__qualname__ = self.name + (f"({', '.join(f'{k}={v}' for k, v in options.items())})" if options else "")
         self.plain = _PLAIN.get(self.__qualname__)
         self._placed: dict[torch.device, nn.Module] = {}
@@ -322,16 +322,16 @@ class TorchLoss:
         return self.__qualname__
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        outputs = compared(outputs)
-        module, reading = self._on(outputs.device), self.reading
+        outputs = output_tensor(outputs)
+        module, traits = self._on(outputs.device), self.traits
         if isinstance(module, _CLASSES):
             outputs, targets = with_classes_second(self.name, outputs, targets, second=True)
         elif isinstance(module, _ONE_BY_ONE):
-            outputs, targets = aligned(self.name, outputs, targets)
+            outputs, targets = match_shapes(self.name, outputs, targets)
         losses: Tensor = module(outputs, targets)
         if self.added and losses.dim() > 1:
             return losses.flatten(1).sum(1)
-        return per_example(losses, targets if reading.kind == "classes" else None, reading.ignored)
+        return per_example(losses, targets if traits.kind == "classes" else None, traits.ignored)
 
     def _on(self, device: torch.device) -> nn.Module:
         """The module with its weights where the outputs are."""
@@ -354,16 +354,16 @@ def from_torch(loss: Any) -> TorchLoss | None:
         raise InputError(f"loss has options that {kind.__name__} does not take: {error}.") from None
 
 
-def _reading(module: nn.Module) -> Reading:
+def _traits_of(module: nn.Module) -> LossTraits:
     if isinstance(module, (*_CLASSES, nn.MultiMarginLoss)):
         ignored: Any = getattr(module, "ignore_index", IGNORED)
         logs = isinstance(module, nn.NLLLoss)
-        return Reading("classes", ignored=int(ignored), second=True, log_probabilities=logs)
+        return LossTraits("classes", ignored=int(ignored), second=True, log_probabilities=logs)
     if isinstance(module, _BINARY):
-        return Reading("binary", threshold=0.5 if isinstance(module, nn.BCELoss) else 0.0)
+        return LossTraits("binary", threshold=0.5 if isinstance(module, nn.BCELoss) else 0.0)
     if isinstance(module, _NUMBERS):
-        return Reading("numbers", log=bool(getattr(module, "log_input", False)))
-    return Reading("other") if isinstance(module, _OTHER) else Reading()
+        return LossTraits("numbers", log=bool(getattr(module, "log_input", False)))
+    return LossTraits("other") if isinstance(module, _OTHER) else LossTraits()
 
 
 def _options(module: nn.Module) -> dict[str, str]:
@@ -393,9 +393,9 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
     """Raises `InputError` where the loss does not give one right number for each of these rows, of which there are at least two."""
     outputs, targets = _without_coincidence(read(loss, outputs), targets)
     both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-    reading = reading_of(loss)
-    if both and reading.kind == "classes" and not targets.is_floating_point():
-        at = class_dimension(outputs, targets, second=reading.second)
+    traits = loss_traits(loss)
+    if both and traits.kind == "classes" and not targets.is_floating_point():
+        at = class_dimension(outputs, targets, second=traits.second)
         if at is not None and outputs.shape[at] == 1:
             raise InputError(
                 f"the model has one output for each label ({shape(outputs)}), and a cross-entropy over one class is always 0; "
@@ -417,7 +417,7 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
         raise InputError(
             f"the loss returned a {type(losses).__name__}; it must return a tensor, one number per example."
         )
-    other_shape = both and outputs.shape != targets.shape and same_but_ones(outputs, targets)
+    other_shape = both and outputs.shape != targets.shape and same_but_singletons(outputs, targets)
     if other_shape and _mixes(loss, outputs, targets):
         raise InputError(
             f"the loss mixes examples: outputs of shape {shape(outputs)} and targets of shape {shape(targets)} broadcast, "
@@ -435,23 +435,23 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
         raise InputError(f"the loss returned {losses.dtype}; it must return float32 or float64.")
 
 
-def doubt_of(loss: Loss, outputs: Any) -> str | None:
-    """A sentence where the outputs, with the operations that made them, are almost surely not what the loss takes them for."""
-    outputs, reading = read(loss, outputs), reading_of(loss)
+def output_warning(loss: Loss, outputs: Any) -> str | None:
+    """A warning where the outputs are not what the loss expects, such as probabilities instead of logits; None otherwise."""
+    outputs, traits = read(loss, outputs), loss_traits(loss)
     if not isinstance(outputs, Tensor):
         return None
     last, step = "", outputs.grad_fn
     # Operations that only change the numbers' shape do not count.
     while step is not None and (last := step.name().partition("Backward")[0]) in _SHAPING:
         last, step = "", step.next_functions[0][0] if step.next_functions else None
-    if reading.kind == "binary" and reading.threshold == 0.0 and last == "Sigmoid":
+    if traits.kind == "binary" and traits.threshold == 0.0 and last == "Sigmoid":
         return (
             "the model ends with a sigmoid, and the loss applies one itself, to logits: leave the model's out, or choose "
             "loss=nn.BCELoss()."
         )
-    if reading.kind == "classes" and last == "Softmax":
+    if traits.kind == "classes" and last == "Softmax":
         return "the model ends with a softmax, and the loss takes logits: leave the softmax out."
-    if reading.log_probabilities and bool((outputs > 0).any()):
+    if traits.log_probabilities and bool((outputs > 0).any()):
         return (
             "the loss takes log-probabilities, and the model's outputs are above 0: end the model with nn.LogSoftmax(dim=-1), or "
             "choose loss='cross-entropy', which takes logits."
@@ -464,19 +464,19 @@ def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
 
     `field` is what they are called; `outputs` are of a few rows, for the number of classes.
     """
-    outputs, reading = read(loss, outputs), reading_of(loss)
+    outputs, traits = read(loss, outputs), loss_traits(loss)
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or targets.numel() == 0:
         return
-    if reading.kind == "binary":
+    if traits.kind == "binary":
         least, most = (float(value) for value in _range(targets))
         if least < 0 or most > 1:
             raise InputError(
                 f"{field} are from {least:g} to {most:g}, and the loss needs 0 and 1; for labels −1 and 1 give "
                 "(targets + 1) / 2, for more than two classes choose loss='cross-entropy'."
             )
-    at = class_dimension(outputs, targets[: len(outputs)], second=reading.second)
-    if reading.kind == "classes" and not targets.is_floating_point() and at is not None:
-        low, high = (int(value) for value in _range(targets, reading.ignored))
+    at = class_dimension(outputs, targets[: len(outputs)], second=traits.second)
+    if traits.kind == "classes" and not targets.is_floating_point() and at is not None:
+        low, high = (int(value) for value in _range(targets, traits.ignored))
         classes = outputs.shape[at]
         if low < 0 or high >= classes:
             raise InputError(
@@ -531,7 +531,7 @@ def _mixes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
 
 
 def _remedy(outputs: Tensor, targets: Tensor) -> str:
-    if not same_but_ones(outputs, targets):
+    if not same_but_singletons(outputs, targets):
         return "give the last layer the outputs that this loss compares with these targets"
     if targets.dim() == 1:
         return "end the model with nn.Flatten(0), or give targets of shape (n, 1)"

@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfedexp.errors import InputError, require
-from dpfedexp.machine import spread
+from dpfedexp.machine import run_on_threads
 
 
 class Noise(Protocol):
-    """Randomness for one purpose of one round. Rows are keyed by client, so a chunk's draws do not depend on its neighbours.
+    """Randomness for one purpose of one round. Rows are keyed by client, so a chunk's draws do not depend on its neighbors.
 
     A simulation's noise comes from its seed; a deployment's from the operating system, where the keys mean nothing.
     """
@@ -95,7 +95,7 @@ class KeyedNoise:
         # Pieces are independent streams, so threads may draw them in any order; short rows are not worth a thread.
         threads = torch.get_num_threads() if width >= _LONG else 1
         size = max(1, len(pieces) if threads == 1 else -(-len(pieces) // (4 * threads)))
-        spread(draw, range(0, len(pieces), size), threads)
+        run_on_threads(draw, range(0, len(pieces), size), threads)
         return torch.from_numpy(out).to(device, dtype)
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:
@@ -268,7 +268,7 @@ def truncated_sum(rows: Tensor, step: float) -> Tensor:
 
 
 def check_room(count: int, bound: float, step: float) -> None:
-    """Whether the sum of so many contributions can be held exactly."""
+    """Raise `InputError` unless the sum of `count` contributions is exact in float64."""
     require(
         count * (bound / step) < _EXACT,
         f"the sum of {count} clients needs more than 52 bits on the lattice of secure noise; use more noise or fewer clients.",
@@ -348,7 +348,7 @@ def from_words(words: Words) -> Tensor:
 def masked_sum(units: Tensor) -> Tensor:
     """Σ of the rows [n, w] by way of both aggregators: each row is hidden under a mask of its own, and both parts are added up.
 
-    The result is the sum itself, mod 2⁶⁴, whatever the seeds are.
+    The result is the sum itself, mod 2⁶⁴, for any seeds.
     """
     server, helper = (np.zeros(units.shape[1], dtype=np.uint64) for _ in range(2))
     for row in to_words(units):

@@ -1,11 +1,11 @@
-"""The server's step: how far, by a step-size rule, and which way, by a server optimiser.
+"""The server's step: how far, by a step-size rule, and which way, by a server optimizer.
 
 Step-size rules go from what a round released to η_g: one function per equation of the paper, then the free rule and the safe step.
-They see released values only; `target` is the exception, and is for simulations that are labelled non-private. The safe step caps
+They see released values only; `target` is the exception, and is for simulations that are labeled non-private. The safe step caps
 what a rule says by what the released means of the last four rounds show (docs/step-size.md has the reasoning).
 
-A server optimiser turns the released mean c̄ into a direction, as a pure function of a small state. `round.advance` alone moves the
-model, w ← w + η_g·direction, so no optimiser can leave the step size out.
+A server optimizer turns the released mean c̄ into a direction, as a pure function of a small state. `round.advance` alone moves the
+model, w ← w + η_g·direction, so no optimizer can leave the step size out.
 """
 
 import math
@@ -21,14 +21,14 @@ from dpfedexp.errors import InputError, checked, is_number, nearest, require
 
 Rule = Callable[[Release], float]
 Memory = dict[str, Tensor]
-"""What rounds leave for later ones, by name. A checkpoint holds it, so it must follow from released values alone."""
+"""State from round to round, by name. It is in the checkpoint, so it must depend on released values alone."""
 Step = Literal["safe", "paper"]
 """Whether the step size is capped by the progress that the releases show, or is what the paper's rule says."""
 
 
 @runtime_checkable
 class RuleWithMemory(Protocol):
-    """A step-size rule that looks back. Its names in the memory begin with "step."."""
+    """A step-size rule with memory of earlier rounds. Its names in the memory begin with "step."."""
 
     def init(self, w: Tensor) -> Memory:
         """What it remembers before the first round, from the initial parameters [d] on the server's device."""
@@ -111,31 +111,31 @@ def free(release: Release) -> float:
     return max(1.0, _ratio(release.clip * release.clip - release.clip * release.numerator, release.c_bar))
 
 
-FIRST = 4.0
+FIRST_CAP = 4.0
 """The cap of the first round, before which nothing is known: four times the plain step at most."""
 GROWTH = 1.5
 """What the cap grows by in a round of evident progress."""
-CREEP = 1.1
+SLOW_GROWTH = 1.1
 """What it grows by instead where the last step went too far for its own direction, or near a step that failed before."""
 SHRINKAGE = 0.5
 """What it shrinks by where progress has ended, so that it is back at 1 after log₂ η_g rounds."""
-RETREAT = 0.25
+CEILING_SHARE = 0.25
 """After a step that failed, growth is fast again only up to this share of it, the ceiling, and slow up to twice as much: half of a
 step that failed did not fail, and a run must not try again and again, the last time in its last round."""
-MEMORY = 2.0
+FAILURE_MEMORY = 2.0
 """How many times as old a run is as it was at a failure, when longer steps are tried again: the first rounds, in which everything
 changes, say little about late ones."""
 SHARPEST_TURN = -0.5
 """120°. Once the signal is gone, the turn along an eigenvalue a of a quadratic is −aη/2: here half of an unstable step."""
-FORGETTING = 0.8
+EVIDENCE_DECAY = 0.8
 """The weight of the evidence so far in the next round: what five rounds say counts."""
-LOUDEST = 3.0
+MAX_DRIFT = 3.0
 """The most standard deviations that one round counts for, so that a strong beginning is soon forgotten."""
-FAILED = -2.0
+FAILED_DRIFT = -2.0
 """Standard deviations of one round's drift below which the steps have failed. Noise alone does so once in 44 rounds."""
-PRIOR = 10.0 / 3.0
+PRIOR_EVIDENCE = 10.0 / 3.0
 """A₁, which makes evidence of 2: the paper's step is believed until the first rounds speak against it."""
-EVIDENT = 2.0
+EVIDENCE_TO_GROW = 2.0
 """The evidence from which the cap grows: noise alone reaches it once in 22 rounds. It shrinks below 0, where the evidence is
 against progress (noise alone: every other round), and stays as it is between the two."""
 
@@ -148,7 +148,7 @@ def turn(c_bar: Tensor, before: Tensor) -> float:
 
 
 def drift(c_bar: Tensor, before: tuple[Tensor, ...], variance: float) -> float:
-    """⟨c_t + c_{t−1}, c_{t−2} + c_{t−3}⟩ in standard deviations of what noise alone would make it, at most `LOUDEST` either way.
+    """⟨c_t + c_{t−1}, c_{t−2} + c_{t−3}⟩ in standard deviations of what noise alone would make it, at most `MAX_DRIFT` either way.
 
     No oscillation of period 2 enters the sums of two moves: this asks whether the model that is reported still goes somewhere.
 
@@ -163,27 +163,27 @@ def drift(c_bar: Tensor, before: tuple[Tensor, ...], variance: float) -> float:
     if not math.isfinite(product) or product == 0.0:
         return 0.0
     score = product / deviation if deviation > 0 else math.copysign(math.inf, product)
-    return max(-LOUDEST, min(LOUDEST, score))
+    return max(-MAX_DRIFT, min(MAX_DRIFT, score))
 
 
 def evidence(sum_before: float, drift: float) -> tuple[float, float]:
     """A_t = λA_{t−1} + drift_t, and A_t·√(1 − λ²), which has mean 0 and variance 1 + λ/2 = 1.4 where all there is is noise.
 
     It would be 1 if drifts were independent. Those of two rounds in a row share one of their four products: their correlation is ¼.
-    `sum_before` is A_{t−1}, and `PRIOR` before the second round.
+    `sum_before` is A_{t−1}, and `PRIOR_EVIDENCE` before the second round.
     """
-    total = FORGETTING * sum_before + drift
-    return total, total * math.sqrt(1.0 - FORGETTING**2)
+    total = EVIDENCE_DECAY * sum_before + drift
+    return total, total * math.sqrt(1.0 - EVIDENCE_DECAY**2)
 
 
 def room(round: int, failed: int) -> float:
-    """max{1, t/(`MEMORY`·f)}: how many times as high as after the failure of round f (0 for none) steps may go in round t."""
-    return max(1.0, round / (MEMORY * failed)) if failed else 1.0
+    """max{1, t/(`FAILURE_MEMORY`·f)}: how much longer than after the failure of round f (0: none) steps may be in round t."""
+    return max(1.0, round / (FAILURE_MEMORY * failed)) if failed else 1.0
 
 
 def has_failed(turn: float, drift: float) -> bool:
-    """Whether the steps that were taken have failed: turn_t < `SHARPEST_TURN`, or drift_t < `FAILED`."""
-    return not (drift >= FAILED and turn >= SHARPEST_TURN)
+    """Whether the steps that were taken have failed: turn_t < `SHARPEST_TURN`, or drift_t < `FAILED_DRIFT`."""
+    return not (drift >= FAILED_DRIFT and turn >= SHARPEST_TURN)
 
 
 def safe_cap(
@@ -193,8 +193,8 @@ def safe_cap(
 
     Where a step has failed (`has_failed`), κ_t = η_{t−1}/2, and the ceiling is at most a quarter of the longest step of the last
     four rounds, if there are three of them: two means can't tell a swing from it.
-    Else κ_t = η_{t−1}/2 where the evidence is negative, η_{t−1} where it is below `EVIDENT`, η_{t−1}·1.5 up to the ceiling where
-    turn_t ≥ 0, and else η_{t−1}·1.1: up to twice the ceiling, and with turn_t ≥ 0 up to `room` times that.
+    Else κ_t = η_{t−1}/2 where the evidence is negative, η_{t−1} where it is below `EVIDENCE_TO_GROW`, η_{t−1}·1.5 up to the
+    ceiling where turn_t ≥ 0, and else η_{t−1}·1.1: up to twice the ceiling, and with turn_t ≥ 0 up to `room` times that.
 
     Args:
         taken: the steps of the last four rounds, newest last.
@@ -206,14 +206,16 @@ def safe_cap(
     """
     cap = taken[-1]
     if has_failed(turn, drift):
-        return cap * SHRINKAGE, max(1.0, min(ceiling * room, RETREAT * max(taken))) if len(taken) >= 3 else ceiling
+        return cap * SHRINKAGE, max(1.0, min(ceiling * room, CEILING_SHARE * max(taken))) if len(
+            taken
+        ) >= 3 else ceiling
     if evidence < 0:
         return cap * SHRINKAGE, ceiling
-    if evidence < EVIDENT:
+    if evidence < EVIDENCE_TO_GROW:
         return cap, ceiling
     if turn < 0 or cap >= ceiling:
         most = 2.0 * ceiling * (room if turn >= 0 else 1.0)
-        return min(cap * CREEP, max(cap, most)), ceiling
+        return min(cap * SLOW_GROWTH, max(cap, most)), ceiling
     return min(cap * GROWTH, ceiling), ceiling
 
 
@@ -226,7 +228,7 @@ def safe(eta_g: float, cap: float) -> float:
 class Safe:
     """A rule under a cap that grows while the released means show progress and falls to 1 where they do not.
 
-    Formal guarantee: η_g is between 1 and what the rule says, at most `FIRST` in the first round and at most 3/2 of what
+    Formal guarantee: η_g is between 1 and what the rule says, at most `FIRST_CAP` in the first round and at most 3/2 of what
     the round before took in any other. It is computed from released values and public numbers, so it costs no privacy.
     """
 
@@ -234,7 +236,7 @@ class Safe:
 
     def init(self, w: Tensor) -> Memory:
         none = {f"step.c_bar.{ago}": torch.zeros(w.shape, dtype=torch.float32, device=w.device) for ago in (1, 2, 3)}
-        numbers = torch.tensor([0.0, PRIOR, math.inf, 0.0, *[0.0] * 4], dtype=torch.float64)
+        numbers = torch.tensor([0.0, PRIOR_EVIDENCE, math.inf, 0.0, *[0.0] * 4], dtype=torch.float64)
         return {**none, "step.numbers": numbers.to(w.device)}
 
     def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
@@ -245,7 +247,7 @@ class Safe:
         rounds, total, ceiling, failed, *steps = memory["step.numbers"].tolist()
         number, count = int(rounds) + 1, min(int(rounds), 4)
         before = tuple(memory[f"step.c_bar.{ago}"] for ago in (1, 2, 3))
-        cap = FIRST
+        cap = FIRST_CAP
         if count:
             angle = turn(c_bar, before[0])
             # Where the noise depends on the updates, its variance is an upper bound: it is never more than all that is seen.
@@ -265,7 +267,7 @@ class Safe:
         }
 
 
-def stepped(rule: Rule, step: Step) -> AnyRule:
+def rule_with_step(rule: Rule, step: Step) -> AnyRule:
     """The rule with the step that a user asks for."""
     if step not in get_args(Step):
         raise InputError(f"step is {step!r}, which does not exist.{nearest(str(step), get_args(Step))}")
@@ -280,14 +282,14 @@ def _ratio(numerator: float, c_bar: Tensor) -> float:
 
 
 Moments = dict[str, Tensor]
-"""What an optimiser remembers from round to round, by name. A checkpoint holds it, so it must follow from released means alone."""
+"""What an optimizer remembers from round to round, by name. A checkpoint holds it, so it must follow from released means alone."""
 
 
 @runtime_checkable
-class ServerOptimiser(Protocol):
-    """How a released mean becomes the direction in which the server moves the model.
+class ServerOptimizer(Protocol):
+    """A server optimizer: turns a released mean into the direction of the server's step.
 
-    A new one is one frozen dataclass with these two methods; its fields are part of what a checkpoint recognises a run by.
+    A new one is one frozen dataclass with these two methods; its fields are part of what a checkpoint recognizes a run by.
 
     >>> from dataclasses import dataclass, replace
     >>> from dpfedexp import cdp_fedexp
@@ -377,11 +379,11 @@ def _require_positive(name: str, value: object) -> None:
 
 
 def check_server(server: object) -> None:
-    """Raises `InputError` for what is no server optimiser, on a mean of zeros: a round must not be paid for before that shows."""
+    """Raise `InputError` for an object that is not a server optimizer, tested on a mean of zeros before any charge."""
     name = type(server).__name__
     require(
-        isinstance(server, ServerOptimiser),
-        f"server is a {name}; it must be a server optimiser such as Momentum(lr=1.0), with init() and direction().",
+        isinstance(server, ServerOptimizer),
+        f"server is a {name}; it must be a server optimizer such as Momentum(lr=1.0), with init() and direction().",
     )
     c_bar = torch.zeros(3, dtype=torch.float64)
     try:
@@ -390,8 +392,8 @@ def check_server(server: object) -> None:
         right = direction.shape == c_bar.shape and set(after) == set(moments)
         right = right and all(isinstance(moment, Tensor) for moment in (*moments.values(), *after.values()))
     except Exception as error:
-        raise InputError(f"the server optimiser {name} fails on a mean of zeros: {error}.") from error
+        raise InputError(f"the server optimizer {name} fails on a mean of zeros: {error}.") from error
     require(
         right,
-        f"the server optimiser {name} must give a direction of the mean's shape, and moments by the names of init().",
+        f"the server optimizer {name} must give a direction of the mean's shape, and moments by the names of init().",
     )

@@ -1,10 +1,10 @@
-"""What a round adds up, and what it releases.
+"""Sums over clients, and what is released from them.
 
 Whatever the setting, the server of a round needs only numbers that add: chunks of clients, ranks of a distributed run and replies
 of a deployment are all combined with `+`, so memory does not grow with the number of clients.
 
 Votes are a few bounded numbers that a client adds to its report, such as "my update was within the clip" or its loss. A vote has a
-public range. A client's value is centred and scaled to its share, a number within ±½, so one client moves the sum of shares by at
+public range. A client's value is centered and scaled to its share, a number within ±½, so one client moves the sum of shares by at
 most ½ when it is left out and by at most 1 when it is replaced. Each sum gets Gaussian noise of its own, which is charged together
 with the update's. Votes need a trusted server: in local privacy one number per client drowns in its own noise.
 """
@@ -22,20 +22,20 @@ from torch import Tensor
 from dpfedexp.core.noise import step_for
 from dpfedexp.errors import InputError, checked, is_number, require
 
-WITHIN = "within clip"
+WITHIN_CLIP = "within clip"
 """The vote of adaptive clipping: whether a client's update was within the clip. It comes from the update itself."""
-HALF = 0.5
+MAX_SHARE = 0.5
 """The largest share of a client."""
 Secure = bool | Literal["strict"]
 """False for plain noise, True for noise on a lattice, "strict" for discrete noise."""
 _COST = 5.05
-"""Noise of so many z on each of two votes costs the update 0.995% more noise at the same ε."""
+"""Noise of this many z on each of two votes costs the update 0.995% more noise at the same ε."""
 
 
 @checked
 @dataclass(frozen=True)
-class Ask:
-    """A number that a run asks of every client.
+class VoteSpec:
+    """A vote: a bounded number that every client reports.
 
     Args:
         name: what the ledger, the history and the statement call it.
@@ -69,13 +69,13 @@ class Ask:
     @property
     def field(self) -> str:
         """Its name in a run's history."""
-        return "vote_" + self.name.replace(" ", "_")
+        return "noisy_mean_" + self.name.replace(" ", "_")
 
 
 @checked
 @dataclass(frozen=True)
-class Vote(Ask):
-    """A vote whose noise is known.
+class Vote(VoteSpec):
+    """A vote with its noise.
 
     Args:
         noise: the standard deviation on the sum of the clients' shares, in clients; 0 only where nothing is private.
@@ -91,16 +91,16 @@ class Vote(Ask):
         )
 
 
-def within_clip(noise: float) -> Vote:
+def within_clip_vote(noise: float) -> Vote:
     """The vote of adaptive clipping."""
-    return Vote(WITHIN, noise=noise)
+    return Vote(WITHIN_CLIP, noise=noise)
 
 
 def default_noise(cohort: float, z: float, votes: int) -> float:
-    """The noise of each of so many votes where nobody chose it.
+    """The default noise of each of `votes` votes.
 
     A twentieth of the cohort is enough to steer by. Where that costs too much, the noise is such that all votes together cost the
-    update at most 1% more noise at the same ε, and a single one half a per cent.
+    update at most 1% more noise at the same ε, and a single one half a percent.
 
     >>> default_noise(1000, 5.0, 1)
     50.0
@@ -108,49 +108,50 @@ def default_noise(cohort: float, z: float, votes: int) -> float:
     return max(cohort / 20.0, 5.0 * z if votes <= 1 else _COST * z * math.sqrt(votes / 2.0))
 
 
-def centred(values: Tensor, vote: Ask) -> Tensor:
-    """The clients' shares of a vote in float64: within ±½ whatever the values are, and 0, the middle, for NaN.
+def to_shares(values: Tensor, vote: VoteSpec) -> Tensor:
+    """The clients' shares of a vote in float64: within ±½ for any values, and 0, the middle, for NaN.
 
-    >>> centred(torch.tensor([0.0, 7.5, 1e9, torch.nan]), Ask("loss", 0.0, 10.0)).tolist()
+    >>> to_shares(torch.tensor([0.0, 7.5, 1e9, torch.nan]), VoteSpec("loss", 0.0, 10.0)).tolist()
     [-0.5, 0.25, 0.5, 0.0]
     """
-    return inside((values.double() - vote.middle) / vote.width)
+    return clamp_shares((values.double() - vote.middle) / vote.width)
 
 
-def inside(shares: Tensor) -> Tensor:
-    """Shares that somebody sent, within ±½; NaN becomes 0."""
-    return torch.nan_to_num(shares.double().clamp(-HALF, HALF), nan=0.0)
+def clamp_shares(shares: Tensor) -> Tensor:
+    """Clamp received shares to ±½; NaN becomes 0."""
+    return torch.nan_to_num(shares.double().clamp(-MAX_SHARE, MAX_SHARE), nan=0.0)
 
 
-def estimate(noisy_sum: float, denominator: float, vote: Ask) -> float:
+def estimate(noisy_sum: float, denominator: float, vote: VoteSpec) -> float:
     """The mean value from the noisy sum of shares; `denominator` is public. Noise may take it outside the range."""
     return vote.middle + vote.width * noisy_sum / denominator
 
 
-def check_votes(votes: Sequence[Ask]) -> None:
+def check_votes(votes: Sequence[VoteSpec]) -> None:
     """Raises `InputError` where two votes have one name, or one that is not the clip's has the clip's name."""
     names = [vote.name for vote in votes]
     twice = [name for name in names if names.count(name) > 1]
-    require(not twice, f"votes has {twice[0] if twice else ''!r} twice; every vote must have a name of its own.")
-    if WITHIN in names:
+    require(not twice, f"votes has {twice[0] if twice else ''!r} twice; names of votes must be unique.")
+    if WITHIN_CLIP in names:
         first = votes[0]
         require(
-            (first.name, first.low, first.high) == (WITHIN, 0.0, 1.0),
-            f"votes has {WITHIN!r}, which adaptive clipping asks by itself; call the vote otherwise.",
+            (first.name, first.low, first.high) == (WITHIN_CLIP, 0.0, 1.0),
+            f"votes has {WITHIN_CLIP!r}, which is the vote of adaptive clipping; use another name.",
         )
 
 
-def further(votes: Sequence[Vote]) -> tuple[Vote, ...]:
-    """The votes beside adaptive clipping's: those whose values a client brings."""
-    return tuple(vote for vote in votes if vote.name != WITHIN)
+def client_votes(votes: Sequence[Vote]) -> tuple[Vote, ...]:
+    """The votes other than adaptive clipping's, whose values clients provide."""
+    return tuple(vote for vote in votes if vote.name != WITHIN_CLIP)
 
 
 def shares(votes: Sequence[Vote], within: Tensor, ballots: Tensor | None) -> Tensor | None:
     """What clients send for these votes, [n, k]; None where there are none.
 
-    `within` says which updates were within the clip, [n]; `ballots` has the values of the `further` votes in their order, [n, k'].
+    `within` says which updates were within the clip, [n]; `ballots` has the values of the `client_votes` votes in their order,
+    [n, k'].
     """
-    others = further(votes)
+    others = client_votes(votes)
     given = (len(within), 0) if ballots is None else tuple(ballots.shape)
     require(
         given == (len(within), len(others)),
@@ -160,22 +161,22 @@ def shares(votes: Sequence[Vote], within: Tensor, ballots: Tensor | None) -> Ten
     if not votes:
         return None
     columns = iter(()) if ballots is None else iter(ballots.to(within.device).unbind(1))
-    return torch.stack([centred(within if v.name == WITHIN else next(columns), v) for v in votes], dim=1)
+    return torch.stack([to_shares(within if v.name == WITHIN_CLIP else next(columns), v) for v in votes], dim=1)
 
 
-def collected(sent: Tensor | None, votes: Sequence[Vote], secure: Secure = False) -> Tensor | None:
+def sum_shares(sent: Tensor | None, votes: Sequence[Vote], secure: Secure = False) -> Tensor | None:
     """Σ of the shares [n, k] that clients sent, [k], each within ±½ again and, if secure, on its lattice; None without votes."""
     if not votes:
         return None
     if sent is None or sent.dim() != 2 or sent.shape[1] != len(votes):
         shape = None if sent is None else tuple(sent.shape)
         raise InputError(f"the report's votes have shape {shape}; they must have {len(votes)} columns.")
-    return on_lattice(inside(sent), votes, secure).sum(0)
+    return on_lattice(clamp_shares(sent), votes, secure).sum(0)
 
 
-def step_of(vote: Vote, secure: Secure) -> float:
+def lattice_step(vote: Vote, secure: Secure) -> float:
     """The lattice's step: a power of two and at most ½, so ±½ are on the lattice."""
-    return min(HALF, step_for(vote.noise, secure == "strict"))
+    return min(MAX_SHARE, step_for(vote.noise, secure == "strict"))
 
 
 def on_lattice(values: Tensor, votes: Sequence[Vote], secure: Secure) -> Tensor:
@@ -185,7 +186,7 @@ def on_lattice(values: Tensor, votes: Sequence[Vote], secure: Secure) -> Tensor:
     """
     if not secure or not votes:
         return values
-    steps = torch.tensor([step_of(vote, secure) for vote in votes], dtype=torch.float64, device=values.device)
+    steps = torch.tensor([lattice_step(vote, secure) for vote in votes], dtype=torch.float64, device=values.device)
     return (values.double() / steps).round() * steps
 
 
@@ -209,7 +210,7 @@ class Sums:
         return self._joined(self.vector + other.vector, other)
 
     def take(self, other: Sums) -> Sums:
-        """The same as `+`, in this vector's own memory: for whoever adds many long ones and keeps none of the sums between."""
+        """Add in place: the same as `+` without a new vector."""
         return self._joined(self.vector.add_(other.vector), other)
 
     def _joined(self, vector: Tensor, other: Sums) -> Sums:
@@ -224,7 +225,7 @@ class Sums:
 
     @staticmethod
     def zero(width: int, device: torch.device | str = "cpu", votes: int = 0) -> Sums:
-        """All-zero sums, for vectors of this width and so many votes."""
+        """All-zero sums, for vectors of this width and number of votes."""
         vector, squares, shares = (torch.zeros(n, dtype=torch.float64, device=device) for n in ((width,), (), (votes,)))
         return Sums(vector, squares, shares, 0)
 
@@ -257,7 +258,7 @@ class Release:
     @property
     def within(self) -> float | None:
         """The noisy fraction of clients within the clip, None without adaptive clipping."""
-        return self.votes.get(WITHIN)
+        return self.votes.get(WITHIN_CLIP)
 
     @property
     def norm(self) -> float:

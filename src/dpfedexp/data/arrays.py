@@ -1,4 +1,4 @@
-"""From what users hold to tensors: arrays, data sets and loaders, checked once, kept in a compact type, cast where they are used.
+"""Conversion of arrays, data sets and loaders to tensors, with checks.
 
 Inputs are one array, or several: a tuple or a dict of arrays with the same rows.
 """
@@ -34,7 +34,7 @@ def as_tensor(field: str, values: Any) -> Tensor:
         try:
             array = np.asarray(values)
         except ValueError:
-            raise InputError(f"{field} is ragged; give one array whose rows have the same shape.") from None
+            raise InputError(f"{field} is ragged; pass one array whose rows have the same shape.") from None
         if array.dtype not in _HELD:
             array = _widen(field, array)
         with warnings.catch_warnings():
@@ -108,7 +108,7 @@ def check_finite(field: str, tensor: Tensor) -> None:
 
 @checked
 def cast_inputs(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """What a model eats: bytes become x/255 in float, floats become float32, other integers (tokens) become int64.
+    """Cast inputs for a model: bytes become x/255 in float, floats become float32, other integers (tokens) become int64.
 
     `dtype` asks for another floating type, or for integers where bytes are tokens rather than pixels.
     """
@@ -154,7 +154,7 @@ def _of_loader(field: str, loader: data.DataLoader[Any]) -> tuple[Any, Any]:
     require(
         not loader.drop_last,
         f"{field} is a DataLoader with drop_last=True, which loses rows; give its dataset, or drop_last=False "
-        "(batches are made by the local optimiser's batch_size).",
+        "(batches are made by the local optimizer's batch_size).",
     )
     if not isinstance(loader.dataset, data.IterableDataset):
         sampler = loader.sampler
@@ -166,8 +166,8 @@ def _of_loader(field: str, loader: data.DataLoader[Any]) -> tuple[Any, Any]:
         )
         require(
             whole and (loader.batch_size is not None or loader.batch_sampler is None),
-            f"{field} is a DataLoader with a sampler of its own, which draws rows when it is read; give the rows that the client "
-            "holds, such as torch.utils.data.Subset(dataset, indices).",
+            f"{field} is a DataLoader with a custom sampler; pass the client's rows, such as torch.utils.data.Subset(dataset, "
+            "indices).",
         )
         if loader.collate_fn is data.default_collate:
             return read_rows(field, loader.dataset)
@@ -200,11 +200,11 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
 
     A client is a pair (inputs, targets), or a loader, a data set or an iterator of rows.
     """
-    # One loader or data set for everybody would make a client of every batch or row.
+    # A single loader or data set would make a client of every batch or row.
     one = next((kind for kind in (data.DataLoader, data.Dataset) if isinstance(clients, kind)), None)
     require(
         one is None,
-        f"clients is one {one and one.__name__}; give a list with one per client, or deal the rows of its arrays out with "
+        f"clients is a single {one and one.__name__}; pass a list with one per client, or split its rows with "
         "Federation.iid(inputs, targets, clients=…).",
     )
     inputs: list[tuple[int, Any]] = []
@@ -225,12 +225,12 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
             rows(x) == len(y),
             f"clients[{number}] has {rows(x)} inputs and {len(y)} targets; there must be one target per row.",
         )
-        # The shape and the type of an empty array say nothing.
+        # The shape and the type of an empty array are not used.
         if len(y):
             inputs.append((number, x))
             targets.append((number, y))
     require(len(sizes) > 0, "clients is empty; there must be at least one client.")
-    require(sum(sizes) > 0, "clients hold no data at all; at least one of them must have a row.")
+    require(sum(sizes) > 0, "all clients are empty; at least one must have a row.")
     return _join(inputs), _concatenate("targets", targets), sizes
 
 

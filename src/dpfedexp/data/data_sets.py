@@ -64,7 +64,7 @@ class ImageData:
 
 @checked
 @dataclass(frozen=True)
-class Standardise:
+class Standardize:
     """x ↦ (x − mean)/std. The two numbers must be public: computed from the clients' data they would leak from them."""
 
     mean: float = 0.1307
@@ -84,7 +84,7 @@ class DataSet:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DataSetEntry:
     """One data set: how a folder (or None) is loaded, and a line about it for people who choose.
 
     `model` is the network where the configuration names none, `standard` the public mean and standard deviation of the inputs.
@@ -140,7 +140,7 @@ def mnist_federation(
 
 
 def find_mnist(data: Path | str | None = None) -> Path | None:
-    """The folder with the four files; None if nobody named one and the user cache has none."""
+    """The folder with the four files; None where no folder was given and the user's cache has none."""
     named, source = (data, "data") if data is not None else (os.environ.get("DPFEDEXP_DATA"), "DPFEDEXP_DATA")
     if not named:
         folder = cache_folder("mnist")
@@ -210,9 +210,9 @@ OTHER_KINDS = {
     "factory": "a function of your own",
 }
 """Kinds of data that are no data set: they say who the clients are by themselves."""
-DATA_SETS: dict[str, Entry] = {
-    "mnist": Entry(mnist, "MNIST, or another set in its four files", "mnist_cdp_net", (0.1307, 0.3081)),
-    "cifar10": Entry(cifar10, "CIFAR-10 in its binary files", "cifar_net", (0.4734, 0.2516)),
+DATA_SETS: dict[str, DataSetEntry] = {
+    "mnist": DataSetEntry(mnist, "MNIST, or another set in its four files", "mnist_cdp_net", (0.1307, 0.3081)),
+    "cifar10": DataSetEntry(cifar10, "CIFAR-10 in its binary files", "cifar_net", (0.4734, 0.2516)),
 }
 
 

@@ -1,4 +1,4 @@
-"""A data set held once, and which rows of it each client holds."""
+"""`Federation`: a data set, and which rows each client holds."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from torch import Tensor
 from dpfedexp.core.modules import each, leaves
 from dpfedexp.data import arrays
 from dpfedexp.data import partition as dealing
-from dpfedexp.data.partition import as_assignment, by_ids, in_order, is_text
-from dpfedexp.data.tables import Columns, Names, client_files, client_ids_of, listed, partitions, read_files
+from dpfedexp.data.partition import as_assignment, by_ids, consecutive_rows, is_text
+from dpfedexp.data.tables import Columns, Names, as_names, client_files, client_ids_of, partitions, read_files
 from dpfedexp.errors import InputError, checked, require
 
 
 @dataclass(frozen=True, eq=False)
-class Edition:
-    """Tensors as they were at a moment: the same only while they are the same ones, unchanged."""
+class DataVersion:
+    """The identity and version of tensors, to detect changes."""
 
     held: tuple[Tensor, ...]
     versions: tuple[int, ...]
 
-    def same(self, other: Edition | None) -> bool:
+    def same(self, other: DataVersion | None) -> bool:
         return other is not None and self.versions == other.versions and all(map(operator.is_, self.held, other.held))
 
 
-class Options(TypedDict, total=False):
+class DataOptions(TypedDict, total=False):
     """Options of every constructor; see `Federation`."""
 
     dtype: torch.dtype | None
@@ -42,7 +42,7 @@ class Options(TypedDict, total=False):
 
 @checked
 class Federation:
-    """Clients and their data; images stay bytes and are cast on the device, so that memory stays small.
+    """Clients and their data. Images are kept as bytes and cast on the device to save memory.
 
     Build one with `from_clients`, `from_arrays`, `from_pandas`, `from_datasets`, `from_folder`, `iid`, `dirichlet`,
     `dirichlet_per_class` or `shards`. They take these options: `dtype` (a floating type other than float32, or int64 for bytes
@@ -50,10 +50,10 @@ class Federation:
     refusing them).
 
     Inputs may be several: a dict, or a tuple of arrays, with the same number of rows. How many rows of a client are used in a
-    round is bounded in one place, `max_examples` of the local optimiser; a federation holds them all.
+    round is bounded in one place, `max_examples` of the local optimizer; a federation holds them all.
 
     `names` are the clients' own ids in order of their numbers, None where they have none. They are private: a run never reads
-    them, and whoever writes them down tells who took part.
+    them, and a file that holds them would reveal who took part.
 
     >>> images, labels = torch.zeros(60, 28, 28, dtype=torch.uint8), torch.arange(60) % 10
     >>> Federation.dirichlet(images, labels, clients=6, alpha=0.3, seed=0)
@@ -104,11 +104,11 @@ class Federation:
 
     @classmethod
     @checked
-    def from_clients(cls, clients: Iterable[Any] | Mapping[Any, Any], **options: Unpack[Options]) -> Self:
-        """From one client after the other; sizes may differ and a client may be empty.
+    def from_clients(cls, clients: Iterable[Any] | Mapping[Any, Any], **options: Unpack[DataOptions]) -> Self:
+        """Build a federation from a list of clients. Sizes may differ, and a client may be empty.
 
         A loader is read in the order of its data set, so that the same data always make the same federation: `shuffle` has no
-        effect, and `drop_last` and samplers of one's own are refused. Batches are made by the local optimiser's `batch_size`.
+        effect, and `drop_last` and samplers of one's own are refused. Batches are made by the local optimizer's `batch_size`.
 
         Args:
             clients: for each a pair (inputs, targets), a torch `Dataset`, a `DataLoader` or an iterator of rows (input, target); a
@@ -117,7 +117,7 @@ class Federation:
         """
         names, given = (tuple(clients), clients.values()) if isinstance(clients, Mapping) else (None, clients)
         inputs, targets, sizes = arrays.concatenate_clients(given)
-        return cls(inputs, targets, in_order(sizes), names=names, **options)
+        return cls(inputs, targets, consecutive_rows(sizes), names=names, **options)
 
     @classmethod
     @checked
@@ -129,14 +129,14 @@ class Federation:
         *,
         client_ids: Any = None,
         clients: int | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[DataOptions],
     ) -> Self:
-        """From one data set and who holds which rows.
+        """Build a federation from one data set and an assignment of its rows.
 
         Args:
             inputs: one row per example.
             targets: one per row.
-            assignment: row indices per client, or a client number per row (-1: nobody holds it), where a number that holds no row
+            assignment: row indices per client, or a client number per row (-1: unassigned), where a number that holds no row
                 is an empty client. Strings are ids.
             client_ids: instead of it, the client's own id per row: strings, numbers with gaps, tuples. Clients are numbered in the
                 order of their sorted ids, and `names` keeps these.
@@ -146,7 +146,7 @@ class Federation:
         """
         require(
             (assignment is None) != (client_ids is None),
-            "who holds which row is given twice or not at all; give assignment or client_ids, one of them.",
+            "pass exactly one of assignment and client_ids.",
         )
         examples = arrays.rows(arrays.as_inputs("inputs", inputs))
         field, ids = ("assignment", assignment) if is_text(assignment) else ("client_ids", client_ids)
@@ -166,13 +166,13 @@ class Federation:
         features: Names | None = None,
         categories: Mapping[Any, Sequence[Any]] | None = None,
         clients: int | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[DataOptions],
     ) -> Self:
-        """From a table with a column that says whose row it is; a dict of columns will do, too.
+        """Build a federation from a DataFrame, or a dict of columns, with a column of client ids.
 
         Nothing is learned from the rows. Numbers and booleans are taken as they are, and become floats. Text and categories are
         refused unless their public list is given; missing values are refused. Categories, means or scales that are computed from
-        the clients' rows tell about the clients outside the accounting: standardise with public numbers, in `transform`.
+        the clients' rows tell about the clients outside the accounting: standardize with public numbers, in `transform`.
 
         Args:
             df: the DataFrame.
@@ -189,7 +189,7 @@ class Federation:
         ('a', 'b')
         """
         ids = client_ids_of(df, by)
-        columns = _columns(target, features, categories, options, listed(by))
+        columns = _columns(target, features, categories, options, as_names(by))
         inputs, targets, _ = columns.read([df])
         split, names = by_ids("by", ids, len(targets), clients)
         return cls(inputs, targets, split, names=names, **options)
@@ -205,9 +205,9 @@ class Federation:
         features: Names | None = None,
         categories: Mapping[Any, Sequence[Any]] | None = None,
         clients: int | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[DataOptions],
     ) -> Self:
-        """From a Hugging Face data set with a column of client ids, from one such data set per client, or from a partitioner.
+        """Build a federation from a Hugging Face data set with a column of client ids, one data set per client, or a partitioner.
 
         As in `from_pandas` nothing is learned from the rows.
 
@@ -230,10 +230,10 @@ class Federation:
             return cls.from_pandas(
                 dataset, by=by, target=target, features=features, categories=categories, clients=clients, **options
             )
-        require(by is None, f"by is {by!r}, but every client has a data set of its own; leave by out.")
+        require(by is None, f"by is {by!r}, but there is one data set per client; leave by out.")
         columns = _columns(target, features, categories, options)
         inputs, targets, sizes = columns.read(tables)
-        return cls(inputs, targets, as_assignment(in_order(sizes), len(targets), clients), **options)
+        return cls(inputs, targets, as_assignment(consecutive_rows(sizes), len(targets), clients), **options)
 
     @classmethod
     @checked
@@ -245,9 +245,9 @@ class Federation:
         target: Names = "targets",
         features: Names | None = None,
         categories: Mapping[Any, Sequence[Any]] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[DataOptions],
     ) -> Self:
-        """From a folder with one file per client, whose name without its ending is the client's id.
+        """Build a federation from a folder with one file per client. The file's stem is the client's id.
 
         Args:
             path: the folder.
@@ -261,11 +261,11 @@ class Federation:
         names = [file.stem for file in found]
         columns = _columns(target, features, categories, options)
         inputs, targets, sizes = columns.read(read_files(found), names)
-        return cls(inputs, targets, in_order(sizes), names=names, **options)
+        return cls(inputs, targets, consecutive_rows(sizes), names=names, **options)
 
     @classmethod
     @checked
-    def iid(cls, inputs: Any, targets: Any, *, clients: int, seed: int = 0, **options: Unpack[Options]) -> Self:
+    def iid(cls, inputs: Any, targets: Any, *, clients: int, seed: int = 0, **options: Unpack[DataOptions]) -> Self:
         """A uniformly random split into clients whose sizes differ by at most one."""
         inputs = arrays.as_inputs("inputs", inputs)
         return cls(inputs, targets, dealing.iid(arrays.rows(inputs), clients, dealing.generator(seed)), **options)
@@ -281,7 +281,7 @@ class Federation:
         alpha: float,
         seed: int = 0,
         samples_per_client: int | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[DataOptions],
     ) -> Self:
         """Equal sizes, class mix of each client ~ Dirichlet(alpha) (Hsu et al. 2019)."""
         labels, rng = dealing.class_labels(targets), dealing.generator(seed)
@@ -290,7 +290,7 @@ class Federation:
     @classmethod
     @checked
     def dirichlet_per_class(
-        cls, inputs: Any, targets: Any, *, clients: int, alpha: float, seed: int = 0, **options: Unpack[Options]
+        cls, inputs: Any, targets: Any, *, clients: int, alpha: float, seed: int = 0, **options: Unpack[DataOptions]
     ) -> Self:
         """Unequal sizes: each class is split over the clients in Dirichlet(alpha) proportions."""
         labels, rng = dealing.class_labels(targets), dealing.generator(seed)
@@ -306,7 +306,7 @@ class Federation:
         clients: int,
         shards_per_client: int = 2,
         seed: int = 0,
-        **options: Unpack[Options],
+        **options: Unpack[DataOptions],
     ) -> Self:
         """A few shards of the label-sorted data per client (McMahan et al. 2017)."""
         (labels, _), rng = dealing.class_labels(targets), dealing.generator(seed)
@@ -355,7 +355,7 @@ class Federation:
         """
         return self._read(clients, torch.as_tensor(positions).unsqueeze(1), device)(0)
 
-    def reading(
+    def row_reader(
         self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None = None
     ) -> Callable[[int], tuple[Any, Tensor]]:
         """From a step k to rows `positions[i, k]` of client `clients[i]`, as `gather` gives them, for positions [n, steps, s].
@@ -369,7 +369,7 @@ class Federation:
     @property
     def gathers_itself(self) -> bool:
         """Whether rows come from the tensors held here, and from no method that a subclass or an instance has replaced."""
-        used = ("gather", "reading", "_read", "_picked", "_cast", "_on", "gathers_itself")
+        used = ("gather", "row_reader", "_read", "_picked", "_cast", "_on", "gathers_itself")
         own = all(getattr(type(self), name) is getattr(Federation, name) for name in used)
         return own and not any(name in vars(self) for name in used)
 
@@ -393,7 +393,7 @@ class Federation:
         return read
 
     @property
-    def edition(self) -> Edition | None:
+    def data_version(self) -> DataVersion | None:
         """What is held, and how often torch has changed it in place; None where a row may be another at every reading.
 
         Memory that torch does not know of, such as a NumPy array that was given, must not be written during a run.
@@ -401,7 +401,7 @@ class Federation:
         held = [*self.contents()]
         if self.transform is not None or not self.gathers_itself or any(part.is_inference() for part in held):
             return None
-        return Edition(tuple(held), tuple(part._version for part in held))
+        return DataVersion(tuple(held), tuple(part._version for part in held))
 
     def client(self, index: int, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
         """All that one client holds, cast and transformed as a model takes it."""
@@ -456,5 +456,5 @@ def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.float() if tensor.dtype == torch.float64 and dtype != torch.float64 else tensor
 
 
-def _columns(target: Names, features: Names | None, categories: Any, options: Options, by: Any = ()) -> Columns:
+def _columns(target: Names, features: Names | None, categories: Any, options: DataOptions, by: Any = ()) -> Columns:
     return Columns(target, features, categories or {}, options.get("dtype"), options.get("finite", True), by)

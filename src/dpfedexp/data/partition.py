@@ -1,4 +1,4 @@
-"""Who holds which rows: as users write it, by their clients' own ids, or dealt out as federated experiments do.
+"""Assignments of rows to clients: by index, by client id, or by a partitioner.
 
 Each partitioner takes the labels (or the number of rows) and a numpy generator, and returns an `Assignment`.
 """
@@ -23,13 +23,13 @@ class Assignment(NamedTuple):
     offsets: NDArray[np.int64]
 
 
-def in_order(sizes: Sequence[int]) -> Assignment:
-    """Rows that lie in order of client."""
+def consecutive_rows(sizes: Sequence[int]) -> Assignment:
+    """An assignment of consecutive rows."""
     return Assignment(np.arange(sum(sizes)), _offsets(sizes))
 
 
 def as_assignment(assignment: Any, examples: int, clients: int | None = None) -> Assignment:
-    """From row indices per client, or from a client number per row where -1 means nobody.
+    """Build an assignment from row indices per client, or from a client number per row (-1: unassigned).
 
     With `clients` there are that many, those without a row included: otherwise the last one that holds any is the last one.
     """
@@ -187,7 +187,7 @@ def generator(seed: int) -> np.random.Generator:
 
 
 def class_labels(targets: Any) -> tuple[NDArray[np.int64], int]:
-    """Labels as 0..K-1 and K, whatever integers they were."""
+    """Map labels to 0..K-1; returns them and K."""
     tensor = as_tensor("targets", targets)
     kind = str(tensor.dtype).removeprefix("torch.")
     require("float" not in kind, f"targets has dtype {kind}; splitting by class needs integer class labels.")
@@ -215,7 +215,7 @@ def dirichlet(
 ) -> Assignment:
     """Hsu et al. 2019: every client holds the same number of rows, with its own class mix q_i ~ Dirichlet(alpha · 1).
 
-    Rows are drawn without replacement; a class that has run out gets probability zero and the rest are renormalised.
+    Rows are drawn without replacement; a class that has run out gets probability zero and the rest are renormalized.
     """
     _check_alpha(alpha)
     _check_enough(len(labels), clients, 1)

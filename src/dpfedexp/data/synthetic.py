@@ -1,4 +1,4 @@
-"""Clients whose data are made up: a million of them take no memory, and the paper's linear regression has a known optimum.
+"""Synthetic clients: generated on demand, and the paper's linear regression with a known optimum.
 
 The paper's problem has one sample per client: w* ~ N(0, I); u_i ~ N(0, 0.1²); m_i ~ N(u_i·1, I); x_i ~ N(m_i, I); y_i = x_iᵀw*.
 So E‖x_i‖² = 2.01 d, and more than d clients determine w* exactly.
@@ -22,11 +22,10 @@ Maker = Callable[[NDArray[np.int64]], tuple[Any, Any]]
 
 
 @checked
-class Generated:
+class GeneratedClients:
     """`clients` clients with `size` rows each; `make(client_ids)` returns inputs [n, size, …] and targets [n, size, …].
 
-    What `make` returns for a client must depend on that client's number alone, not on who else is asked for;
-    draws keyed by the client's number do that.
+    The result of `make` for a client must depend on that client's number alone, for example by keyed draws.
     """
 
     def __init__(self, clients: int, size: int, make: Maker, *, transform: Transform | None = None) -> None:
@@ -90,7 +89,7 @@ class Generated:
 @checked
 @dataclass(frozen=True)
 class SyntheticProblem:
-    """Clients and the w* that all of them agree on."""
+    """The paper's linear regression: clients, and their common optimum w*."""
 
     federation: Federation
     optimum: Tensor

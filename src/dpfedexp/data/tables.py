@@ -1,4 +1,4 @@
-"""Inputs and targets from tables with named columns: DataFrames, Hugging Face data sets, dicts of columns, a file per client.
+"""Inputs and targets from tables: DataFrames, Hugging Face data sets, dicts of columns, or one file per client.
 
 Nothing is learned from the rows, which would tell about the clients outside the accounting: lists of categories are given, and
 numbers stay as they are.
@@ -66,8 +66,8 @@ class Columns:
             sizes.append(lengths.pop())
             for name, part in parts.items():
                 columns.setdefault(name, []).append(part)
-        require(len(sizes) > 0, "there is no client at all; a federation needs at least one.")
-        require(sum(sizes) > 0, "the clients hold no rows at all; at least one of them must have a row.")
+        require(len(sizes) > 0, "there are no clients; pass at least one.")
+        require(sum(sizes) > 0, "all clients are empty; at least one must have a row.")
         joined = {name: _join(name, parts) for name, parts in columns.items()}
         return self._inputs(joined, features), self._targets(joined, targets), sizes
 
@@ -83,11 +83,11 @@ class Columns:
         return values
 
     def _chosen(self, table: Any) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
-        names, targets = _column_names(table), listed(self.target)
+        names, targets = _column_names(table), as_names(self.target)
         for name in targets:
             _check_column(table, "target", name)
         rest = tuple(name for name in names if name not in (*targets, *self.by))
-        features = rest if self.features is None else listed(self.features)
+        features = rest if self.features is None else as_names(self.features)
         for name in features:
             _check_column(table, "features", name)
             require(name not in targets, f"column {name!r} is a target and a feature; take it out of features.")
@@ -151,7 +151,7 @@ class Columns:
 
     def _advice(self, name: Hashable) -> str:
         public = f"give its public list, categories={{{name!r}: [...]}}"
-        if name in listed(self.target):
+        if name in as_names(self.target):
             return f"{public}: a target becomes its place in the list."
         return f"{public}, or leave the column out with features=[...]."
 
@@ -163,7 +163,7 @@ def _check_flat(field: str, name: Hashable, values: NDArray[Any]) -> None:
 
 def client_ids_of(table: Any, by: Names) -> Any:
     """One id per row: the values of a column, or tuples of those of several."""
-    columns = listed(by)
+    columns = as_names(by)
     require(len(columns) > 0, "by is empty; name the column that says which client holds a row.")
     for name in columns:
         _check_column(table, "by", name)
@@ -187,7 +187,7 @@ def partitions(source: Any, clients: int | None) -> Iterable[Any] | None:
     return source if isinstance(source, list | tuple) else None
 
 
-def listed(names: Names) -> tuple[Hashable, ...]:
+def as_names(names: Names) -> tuple[Hashable, ...]:
     """Names of columns, whether one is given or a list of them."""
     return tuple(names) if isinstance(names, Sequence) and not isinstance(names, str | bytes) else (names,)
 
@@ -197,7 +197,7 @@ def _column_names(table: Any) -> list[Hashable]:
     if isinstance(getattr(table, "column_names", None), dict):
         splits = ", ".join(map(repr, table))
         raise InputError(
-            f"the data set has the splits {splits}; give one of them, such as dataset[{next(iter(table))!r}]."
+            f"the data set has the splits {splits}; pass one split, such as dataset[{next(iter(table))!r}]."
         )
     if isinstance(table, Mapping):
         return list(table)
@@ -210,7 +210,7 @@ def _column_names(table: Any) -> list[Hashable]:
             )
             return list(names)
     raise InputError(
-        f"the table is a {type(table).__name__}; give a DataFrame, a Hugging Face data set or a dict of columns."
+        f"the table is a {type(table).__name__}; pass a DataFrame, a Hugging Face data set or a dict of columns."
     )
 
 
@@ -354,7 +354,7 @@ def _read_file(file: Path) -> dict[str, Any]:
     except (OSError, EOFError, ValueError, KeyError, SafetensorError, zipfile.BadZipFile) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise InputError(
-            f"{file.name!r} can't be read as {file.suffix}: {first}; write it anew or move it away."
+            f"{file.name!r} can't be read as {file.suffix}: {first}; rewrite it or move it away."
         ) from None
 
 

@@ -1,5 +1,5 @@
-"""What a run says about itself: before it, from public numbers alone (`preflight`); during it, from what its rounds release anyway
-(`Watch`); from start to end, for all runtimes (`Commentary`). `docs/advice.md` lists the messages and their thresholds.
+"""Advice about a run: before it, from public numbers alone (`preflight`); during it, from what its rounds release
+(`AdviceMonitor`); for all runtimes (`Advisor`). `docs/advice.md` lists the messages and their thresholds.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
-from dpfedexp.algorithms.probe import probe_of
+from dpfedexp.algorithms.probe import make_probe
 from dpfedexp.algorithms.round import State
-from dpfedexp.core.local_rate import HELPED, RATES, USUAL, slowed
+from dpfedexp.core.local_rate import IMPROVED, PRIOR_RATE, RATES, rate_for_noise
 from dpfedexp.core.step_size import Extrapolate
-from dpfedexp.core.sums import HALF
+from dpfedexp.core.sums import MAX_SHARE
 from dpfedexp.engine.plan import (
     DEVIATIONS,
     LEVEL,
@@ -25,18 +25,18 @@ from dpfedexp.engine.plan import (
     about,
     alignment,
     default_delta,
-    is_heard,
+    is_detectable,
     is_longer_than_noise,
     number,
 )
 from dpfedexp.errors import checked
 
 FEW_CLIENTS = 20
-"""Below this many clients one of them is more than 5% of every mean, and what hides it hides as much of the others."""
+"""Below this number, one client is more than 5% of every mean, and noise that hides it hides the others too."""
 LARGE_EPSILON = 20.0
 """e^20 is 5·10⁸: odds of one in a million for a guess about a client may become odds of 485 to one."""
 FEW_ROUNDS = 10
-"""Fewer rounds than this are not recommended for the sake of less noise: hardly any model is trained in them."""
+"""The fewest rounds that advice recommends; hardly any model trains in fewer."""
 DROWNED_VOTE = 0.5
 """Noise of this share of the clients in each bin of the vote on the local rate: what is believed before the vote decides."""
 
@@ -46,7 +46,7 @@ _warning, _note = partial(Advice, "warning"), partial(Advice, "note")
 
 @checked
 def preflight(plan: Plan) -> list[Advice]:
-    """Everything that the public numbers of a run give reason to say, warnings first.
+    """Check a plan before any privacy is spent; returns advice, warnings first.
 
     Formal guarantee: a function of the plan alone, so no client's data enters, and under add-remove adjacency not even their
     number.
@@ -55,7 +55,7 @@ def preflight(plan: Plan) -> list[Advice]:
         plan: the run by its public numbers.
 
     Returns:
-        The advice; none for an algorithm that promises nothing.
+        The advice; empty for an algorithm without privacy.
 
     >>> from dpfedexp import Full, dp_fedavg
     >>> tiny = Plan.of(dp_fedavg(clip=1.0, target_epsilon=8.0), Full(), population=3, dimension=1000, rounds=50)
@@ -70,7 +70,7 @@ def preflight(plan: Plan) -> list[Advice]:
 
 
 def few_clients(plan: Plan) -> Advice | None:
-    """Fewer than `FEW_CLIENTS`: hiding a client is not the promise that such a federation needs."""
+    """Warn about fewer than `FEW_CLIENTS` clients, for which client-level privacy does not work."""
     if plan.population >= FEW_CLIENTS:
         return None
     who = "1 client" if plan.population == 1 else f"{plan.population} clients"
@@ -78,8 +78,8 @@ def few_clients(plan: Plan) -> Advice | None:
     numbers = _numbers(plan) if drowned else f"One of them is {1 / plan.population:.0%} of every mean."
     return _warning(
         "few-clients",
-        f"{who}: client-level privacy can't work here, because it hides all that a whole client has to say. {numbers} Consider "
-        "record-level privacy, which hides one record of a client.",
+        f"{who}: client-level privacy does not work here, because it hides all data of a client. {numbers} Consider record-level "
+        "privacy, which hides one record of a client.",
     )
 
 
@@ -90,10 +90,10 @@ def more_noise(plan: Plan) -> Advice | None:
         return None
     trust = " A server that clients trust adds far less noise: mechanism 'central-gaussian'."
     numbers = _numbers(plan) + (trust if plan.mechanism.is_local else "")
-    if is_heard(best, plan.dimension):
+    if is_detectable(best, plan.dimension):
         return _warning("mostly-noise", f"There will be more noise than signal. {numbers}")
     drowned = (
-        "The noise drowns the signal: not even clients who all say the same in every round could be told from noise."
+        "The noise hides the signal: even identical updates of all clients in every round could not be told from noise."
     )
     return _warning("no-signal", f"{drowned} {numbers}")
 
@@ -136,14 +136,14 @@ def delta(plan: Plan) -> Advice | None:
 
 
 def epsilon(plan: Plan) -> Advice | None:
-    """An ε that promises next to nothing."""
+    """Warn about an ε that is too large to protect."""
     if not plan.epsilon > LARGE_EPSILON:
         return None
     return _warning(
         "large-epsilon",
-        f"ε = {number(plan.epsilon)} over {plan.rounds} rounds promises next to nothing: above {LARGE_EPSILON:g}, whoever gives a "
-        "guess about a client one chance in a million may end up 99.8% sure of it. More clients pay for more noise; fewer rounds "
-        "cost less.",
+        f"ε = {number(plan.epsilon)} over {plan.rounds} rounds is hardly a guarantee: above {LARGE_EPSILON:g}, an attacker who "
+        "thinks a fact about a client has a chance of one in a million may end up 99.8% sure of it. More clients pay for more "
+        "noise; fewer rounds cost less.",
     )
 
 
@@ -172,19 +172,19 @@ def unheard_votes(plan: Plan) -> Advice | None:
     """The votes on the local rate drown in their noise, so that the usual rate is taken."""
     if not _votes_on_rate(plan):
         return None
-    variance = probe_of(plan.mechanism, plan.rounds, plan.sampling).rate.noise_variance(plan.cohort, plan.cohort)
-    noise = math.sqrt(variance or 0.0) / HALF
+    variance = make_probe(plan.mechanism, plan.rounds, plan.sampling).rate.noise_variance(plan.cohort, plan.cohort)
+    noise = math.sqrt(variance or 0.0) / MAX_SHARE
     if noise <= DROWNED_VOTE:
         return None
     return _note(
         "rate-by-default",
         f"The votes on the local rate have noise of {noise:.0%} of the clients in every bin, so the rate will be near the usual "
-        f"{USUAL:g} whatever the clients answer. Choose it on public data, if there are any: Sgd(lr=…).",
+        f"{PRIOR_RATE:g} whatever the clients answer. Choose it on public data, if there are any: Sgd(lr=…).",
     )
 
 
 def _votes_on_rate(plan: Plan) -> bool:
-    return any(vote.name == HELPED.name for vote in plan.mechanism.votes)
+    return any(vote.name == IMPROVED.name for vote in plan.mechanism.votes)
 
 
 def _numbers(plan: Plan) -> str:
@@ -227,7 +227,7 @@ FAR_CLIP = 100.0
 MOVING_CLIP = 2.0
 """A clip that moves this far within `WINDOW` rounds, every one in the same direction, has not found its place: the noise of its
 count alone does that less than once in 500 runs."""
-MOVED = 0.01
+MIN_CHANGE = 0.01
 """A loss that moved by less than this share has not moved."""
 CLIMBING = 5
 """Rounds at the end whose mean metric is compared with that of as many before them."""
@@ -242,8 +242,8 @@ _RATE = "lower the local rate, or take fewer local steps"
 
 
 @dataclass
-class Watch:
-    """Reads the records of a run as they come, and says each thing once.
+class AdviceMonitor:
+    """Watches the records of a run and gives each advice once.
 
     Formal guarantee: it sees records, which hold released values and the server's own metrics, norms of the released model, and the
     run's public numbers. What it says is post-processing of those.
@@ -255,21 +255,21 @@ class Watch:
     _records: list[Record] = field(default_factory=list)
 
     def seen(self, record: Record, norms: Norms | None = None) -> list[Advice]:
-        """What is new after a round; where the model stands is asked for now and then."""
+        """New advice after a round."""
         self._records.append(record)
         found = [self._not_finite(), self._diverging(), self._far_clip(), self._rate_at_edge()]
         if norms is not None and self._looks:
-            travelled, length = norms()
-            noise = self._nothing_but_noise(travelled, EARLY)
+            traveled, length = norms()
+            noise = self._nothing_but_noise(traveled, EARLY)
             found.append(_warning("drowned", f"So far {noise}") if noise else self._exploded(length))
         return self._new(found)
 
     def end(self, norms: Norms) -> list[Advice]:
-        """What is new at the end; the last of it is the verdict, where the run learnt nothing."""
+        """New advice at the end, with the verdict last if the run learned nothing."""
         if not self._records:
             return []
-        travelled, length = norms()
-        dead = self._dead(travelled, length)
+        traveled, length = norms()
+        dead = self._dead(traveled, length)
         return self._new([self._still_moving(), None if dead else self._climbing(), dead or self._one()])
 
     def _new(self, found: Iterable[Advice | None]) -> list[Advice]:
@@ -290,23 +290,24 @@ class Watch:
             return None
         return _warning(
             "not-finite",
-            f"Round {last['round']} released a value that is not a finite number ({bad[0]}), and the model is lost from there: "
-            f"{_RATE}.",
+            f"Round {last['round']} released a value that is not a finite number ({bad[0]}), and the model is unusable from then "
+            f"on: {_RATE}.",
         )
 
     def _diverging(self) -> Advice | None:
-        """Most clients say that training did not help; or everybody is beyond a clip that rises, and nothing but noise comes."""
+        """Warn where most clients did not improve, or where the clip keeps rising and updates are only noise."""
         recent = self._records[-WINDOW:]
-        votes = [record[HELPED.field] for record in recent if record.get(HELPED.field) is not None]
+        votes = [record[IMPROVED.field] for record in recent if record.get(IMPROVED.field) is not None]
         noises = {vote.name: vote.noise / self.plan.cohort for vote in self.plan.mechanism.votes}
-        noise = noises.get(HELPED.name, 0.0)
+        noise = noises.get(IMPROVED.name, 0.0)
         if len(votes) == WINDOW and sum(votes) / WINDOW < 0.5 - 3.0 * noise / math.sqrt(WINDOW):
             share = max(0.0, sum(votes) / WINDOW)
             seen = f"In {WINDOW} rounds only {share:.0%} of the clients had a lower loss after their local steps. Local training"
         elif self._clip_moves() > 0 and self._noise_alone(recent):
             seen = (
                 f"In {WINDOW} rounds the clip rose from {recent[0]['clip']:.3g} to {recent[-1]['clip']:.3g}, and the released "
-                "updates are no longer than noise alone: clients go far, each its own way. They agree on nothing, or local training"
+                "updates are no longer than noise alone: the clients' updates are long and do not agree. Either their data "
+                "disagree, or local training"
             )
         else:
             return None
@@ -319,7 +320,7 @@ class Watch:
         return _note(
             "far-clip",
             f"The clip went from {first:.3g} to {last:.3g} by round {self._records[-1]['round']}, more than a factor of "
-            f"{FAR_CLIP:g}: the rounds before were spent on finding it. Begin nearer: AdaptiveClip(initial={last:.1g}).",
+            f"{FAR_CLIP:g}: the earlier rounds were spent on finding it. Start closer: AdaptiveClip(initial={last:.1g}).",
         )
 
     def _rate_at_edge(self) -> Advice | None:
@@ -328,7 +329,7 @@ class Watch:
         if len(self._records) > 1 or not _votes_on_rate(self.plan) or not first.get("local_rate"):
             return None
         # The record has the rate after the public division by the noise.
-        voted = first["local_rate"] / slowed(1.0, self.plan.noise_share or 0.0)
+        voted = first["local_rate"] / rate_for_noise(1.0, self.plan.noise_share or 0.0)
         if RATES[0] * EDGE < voted < RATES[-1] / EDGE:
             return None
         inputs = "large" if voted < 1.0 else "small"
@@ -375,13 +376,13 @@ class Watch:
         if moves < 0 and self._noise_alone(recent):
             return _warning(
                 "vanishing",
-                f"The clip fell {seen}, and the released updates are no longer than noise alone: clients send next to nothing. "
-                f"Training that ends in infinite or missing numbers sends zero, and so does a dead network: {_RATE}.",
+                f"The clip fell {seen}, and the released updates are no longer than noise alone: the clients' updates are almost "
+                f"zero. Training that ends in NaN or infinity sends zero, and so does a network whose units are dead: {_RATE}.",
             )
         return _note(
             "moving-clip",
-            f"The clip was still {'rising' if moves > 0 else 'falling'} at the end, {seen}. Falling with the loss it is the end of "
-            "training; otherwise begin nearer with AdaptiveClip(initial=…), or take more rounds.",
+            f"The clip was still {'rising' if moves > 0 else 'falling'} at the end, {seen}. Falling with the loss it is the end "
+            "of training; otherwise start closer with AdaptiveClip(initial=…), or train for more rounds.",
         )
 
     def _one(self) -> Advice | None:
@@ -394,8 +395,8 @@ class Watch:
         when = f"after round {records[last - 1]['round']}" if last else f"in all {len(records)} rounds"
         return _note(
             "no-extrapolation",
-            f"The step size η_g was 1 {when}: extrapolation did nothing there, and the run is DP-FedAvg. That is as it should be "
-            "where clients disagree or noise prevails.",
+            f"The step size η_g was 1 {when}: extrapolation did nothing there, and the run is DP-FedAvg. That is expected where "
+            "clients disagree or noise dominates.",
         )
 
     def _exploded(self, length: float) -> Advice | None:
@@ -407,31 +408,31 @@ class Watch:
             f"{self.start_norm:.3g}. The run diverges: {_RATE}.",
         )
 
-    def _dead(self, travelled: float, length: float) -> Advice | None:
+    def _dead(self, traveled: float, length: float) -> Advice | None:
         """The verdict. That noise can't be told from what was released proves nothing about the model, and is not said to."""
         if len(self._records) < FEWEST:
             return None
         lost = next((advice for advice in self.advice if advice.code == "not-finite"), None)
-        noise = self._nothing_but_noise(travelled, DEVIATIONS)
+        noise = self._nothing_but_noise(traveled, DEVIATIONS)
         lost = lost or (None if noise else self._exploded(length))
         failed = lost.sentence if lost else self._loss_still()
         if failed:
-            return _warning("dead", f"This run learnt nothing: {failed[0].lower()}{failed[1:]}")
-        return _warning("dead", f"Nothing shows that this run learnt anything: {noise}") if noise else None
+            return _warning("dead", f"This run learned nothing: {failed[0].lower()}{failed[1:]}")
+        return _warning("dead", f"Nothing shows that this run learned anything: {noise}") if noise else None
 
-    def _nothing_but_noise(self, travelled: float, deviations: float) -> str | None:
+    def _nothing_but_noise(self, traveled: float, deviations: float) -> str | None:
         """A sentence where neither the lengths of the updates nor the way of the model differ from what noise alone would do."""
         records, plan = self._records, self.plan
         known = all(record.get("update_norm") is not None for record in records)
         if not known or not plan.algorithm.private or plan.algorithm.server != Extrapolate():
             return None
         moves = [record["eta_g"] * record["update_norm"] for record in records]
-        if not math.isfinite(sum(moves)) or abs(alignment(moves, travelled, plan.dimension)) > deviations:
+        if not math.isfinite(sum(moves)) or abs(alignment(moves, traveled, plan.dimension)) > deviations:
             return None
         if self._noise_alone(records) is False or self._improved():
             return None
         few = f"there are too few clients for this ε and {plan.dimension:,} parameters (`dpfedexp plan` says how many it takes)"
-        hopeless = plan.best_signal is not None and not is_heard(plan.best_signal, plan.dimension)
+        hopeless = plan.best_signal is not None and not is_detectable(plan.best_signal, plan.dimension)
         cause = f"T{few[1:]}." if hopeless else f"Either {few}, or local training diverges and sends nothing: {_RATE}."
         return (
             f"in {len(records)} rounds neither the lengths of the updates nor the way that the model went differed from noise "
@@ -462,14 +463,14 @@ class Watch:
         )
 
     def _improved(self) -> bool:
-        """Whether a loss of the server's own fell by a share of `MOVED` since it was first measured, or an accuracy rose by it."""
+        """Whether a test loss fell by a share of `MIN_CHANGE` since it was first measured, or an accuracy rose by it."""
         for name in {key for record in self._records for key in record}:
             measured = _is_loss(name) or (name.endswith("accuracy") and not name.startswith("nonprivate_"))
             values = self._values(name) if measured else []
             if len(values) < 2:
                 continue
             first, last = values[0], values[-1]
-            if last < first - MOVED * abs(first) if _is_loss(name) else last > first + MOVED:
+            if last < first - MIN_CHANGE * abs(first) if _is_loss(name) else last > first + MIN_CHANGE:
                 return True
         return False
 
@@ -482,7 +483,7 @@ def _is_loss(key: str) -> bool:
 
 
 def silence(advice: Advice) -> None:
-    """For runs whose settings nobody chose to be good ones, such as those of an audit."""
+    """Ignore advice, for runs whose settings are bad on purpose, such as those of an audit."""
 
 
 def evaluation_precision(half_width: float, every: int) -> list[Advice]:
@@ -492,8 +493,8 @@ def evaluation_precision(half_width: float, every: int) -> list[Advice]:
     return [
         _warning(
             "evaluation-noise",
-            f"evaluate is 'clients', and with these clients and this epsilon a metric from 0 to 1 has a 95% interval of "
-            f"±{half_width:.2g}: measure less often (evaluate_every above {every}), or on public data (test=…).",
+            f"evaluate is 'clients', and a metric from 0 to 1 has a 95% interval of ±{half_width:.2g} with these clients and "
+            f"this epsilon: evaluate less often (evaluate_every above {every}), or on public data (test=…).",
         )
     ]
 
@@ -504,11 +505,11 @@ def _of_everyone(record: Record) -> bool:
 
 
 @dataclass(frozen=True)
-class Commentary:
-    """Tells whoever listens what there is to say, each thing once.
+class Advisor:
+    """Report the advice of a run to a listener, each message once.
 
-    Formal guarantee: that of `preflight` and `Watch`: public numbers, records of rounds and norms of the released model enter, and
-    nothing else.
+    Formal guarantee: that of `preflight` and `AdviceMonitor`: public numbers, records of rounds and norms of the released model
+    enter, and nothing else.
     """
 
     plan: Plan
@@ -517,8 +518,8 @@ class Commentary:
     more: Sequence[Advice] = ()
 
     @cached_property
-    def watch(self) -> Watch:
-        return Watch(self.plan, float(self.start.w.norm()))
+    def monitor(self) -> AdviceMonitor:
+        return AdviceMonitor(self.plan, float(self.start.w.norm()))
 
     @cached_property
     def before(self) -> list[Advice]:
@@ -528,23 +529,23 @@ class Commentary:
     @property
     def advice(self) -> list[Advice]:
         """Everything that there was to say so far."""
-        return [*self.before, *self.watch.advice]
+        return [*self.before, *self.monitor.advice]
 
     def begin(self, history: Iterable[Record] = ()) -> None:
         """Before the first round, or before those that are left of a run with this history; tells the preflight."""
         for record in filter(_of_everyone, history):
             # What was said in these rounds is not new, and the model of then is not looked at again.
-            self.watch.seen(record)
+            self.monitor.seen(record)
         self._say(self.before)
 
     def after(self, record: Record, state: State) -> None:
         """A round is complete."""
         if _of_everyone(record):
-            self._say(self.watch.seen(record, partial(self._norms, state)))
+            self._say(self.monitor.seen(record, partial(self._norms, state)))
 
     def end(self, state: State) -> None:
         """No round comes after this."""
-        self._say(self.watch.end(partial(self._norms, state)))
+        self._say(self.monitor.end(partial(self._norms, state)))
 
     def _norms(self, state: State) -> tuple[float, float]:
         return float((state.w - self.start.players[state.candidate].w).norm()), float(state.w.norm())

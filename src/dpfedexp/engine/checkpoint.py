@@ -1,10 +1,10 @@
-"""The last completed round of a run on disk, from which a run goes on as if it had never stopped.
+"""Checkpoints: the last completed round on disk, from which a resumed run continues exactly.
 
 One safetensors file: the state's tensors (`state_tensors`), and in its metadata a JSON text with everything else. It is replaced
 as a whole after every round, so it is always complete. It holds what was released and what is public (`outlets`), and the place in
 the ledger that paid for it, but no random state: every draw of a simulation is a function of seed, purpose, round and client.
 
-It carries everything that the result depends on, by name, so that only the run that made it goes on from it. Device, trainer, chunk
+It carries everything that the result depends on, by name, so that only the same run can resume from it. Device, trainer, chunk
 size and budget change where a run stops or how it rounds, and are left out. So are the clients' data: their hash would tell whether
 a guessed value is right, so `data_tag` and its key stay in the run's private folder.
 """
@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dpfedexp.accounting.ledger import Ledger, Mark
+from dpfedexp.accounting.ledger import Ledger, LedgerMark
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.modules import Layout
 from dpfedexp.engine import outlets
@@ -40,7 +40,7 @@ _LARGEST_TEXT = 2**25
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run knows beside its tensors, after the last completed round.
+    """The state of a run other than its tensors, after the last completed round.
 
     `controls` says whether the clients' control variates of this round are in the private folder. Chunk size and trainer decide how
     a run rounds; they are not recorded in a secure run.
@@ -50,13 +50,13 @@ class Progress:
     radius: float
     settings: NamedValues
     run: str
-    ledger: Mark
+    ledger: LedgerMark
     history: list[dict[str, Any]]
     controls: bool = False
     chunk_size: int | None = None
     trainer: str | None = None
     cohort: dict[str, Any] = field(default_factory=dict)
-    decided: str = ""
+    stop_source: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Records:
 
 
 def save(folder: Path, state: State, progress: Progress, records: Records | None = None) -> None:
-    """Returns when the checkpoint is on disk. Whatever goes wrong, the previous one stays as it was.
+    """Write the checkpoint and sync it. If that fails, the previous one is unchanged.
 
     `records` are the texts of the records that this run has saved before.
     """
@@ -95,7 +95,7 @@ def save(folder: Path, state: State, progress: Progress, records: Records | None
         **known,
         "ledger": vars(progress.ledger),
     }
-    # Neither of these changes what is written; they fail where something is about to leave that nobody has a right to.
+    # Neither of these changes what is written; they fail where a field that is not listed would be written.
     outlets.recorded(CHECKPOINT, tensors, secure=False)
     outlets.recorded(CHECKPOINT, {"history": history}, secure=False)
     text = f'{json.dumps(outlets.recorded(CHECKPOINT, content, secure=False))[:-1]}, "history": {history}}}'
@@ -110,8 +110,8 @@ def save(folder: Path, state: State, progress: Progress, records: Records | None
         replace_tensors(folder / CHECKPOINT, tensors, metadata, mode=0o600)
     except OSError as error:
         raise InputError(
-            f"the checkpoint of round {state.round} can't be written to {str(folder)!r}: {error.strerror}. "
-            "The one before it is kept; make room or mend the folder, then resume."
+            f"the checkpoint of round {state.round} can't be written to {str(folder)!r}: {error.strerror}. The one before it is "
+            "kept; free disk space or fix the folder, then resume."
         ) from None
 
 
@@ -143,7 +143,8 @@ def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path, may_
     fixed = ({name: value for name, value in one.items() if name not in may_change} for one in (here, there))
     require(
         not differences(*fixed),
-        f"the checkpoint in {str(folder)!r} is of another run: {changed}. Resume with that run's settings, or name another folder.",
+        f"the checkpoint in {str(folder)!r} is of another run: {changed}. Resume with that run's settings, or use another "
+        "folder.",
     )
 
 
@@ -153,26 +154,26 @@ def check_charged(checkpoint: Checkpoint, ledger: Ledger, folder: Path) -> None:
     if len(ledger) < progress.ledger.count:
         raise LedgerError(
             f"the run can't be resumed: {where} was written after {progress.ledger.count} charges, but the ledger holds "
-            f"{len(ledger)}, so it is an older copy or another run's. Put the newest ledger and its .head file back, or begin a "
-            "new run in a new folder."
+            f"{len(ledger)}, so it is an older copy or belongs to another run. Restore the newest ledger with its .head file, or "
+            "start a new run in a new folder."
         )
     if not ledger.holds(progress.ledger):
         raise LedgerError(
-            f"the run can't be resumed: the ledger is not the one that {where} was written beside, but one from elsewhere. "
-            "Put this run's own ledger and its .head file back, or begin a new run in a new folder."
+            f"the run can't be resumed: the ledger is not the one that belongs to {where}. Restore this run's ledger with its "
+            ".head file, or start a new run in a new folder."
         )
     rounds = {entry.round for entry in ledger.entries if entry.run == progress.run}
     uncharged = [number for number in range(1, progress.round + 1) if number not in rounds]
     if uncharged:
         raise LedgerError(
             f"the run can't be resumed: {where} is of round {progress.round}, but round {uncharged[0]} of this run was never "
-            "charged. Put the checkpoint and the ledger of one run back together, or begin a new run in a new folder."
+            "charged. Restore the checkpoint and the ledger of the same run, or start a new run in a new folder."
         )
 
 
 def resume(checkpoint: Checkpoint, start: State, folder: Path, controls: Tensor | None = None) -> State:
-    """The state to go on from, which must look like the one that the run began with; `controls` are what SCAFFOLD's clients
-    remember, zeros where it is None."""
+    """The state to resume from, which must fit the initial state. `controls` are SCAFFOLD's client control variates; None for
+    zeros."""
     progress, device = checkpoint.progress, start.w.device
     given = {name: value.to(device) for name, value in checkpoint.tensors.items()}
     try:
@@ -227,8 +228,8 @@ def _progress(folder: Path, content: Any) -> Progress:
         raise _damaged(folder, "it was written by another program")
     if content.get("version") != VERSION:
         raise InputError(
-            f"the checkpoint in {str(folder)!r} has version {content.get('version')!r}, and this library reads version {VERSION}; "
-            "finish the run with the version of dpfedexp that wrote it, or begin a new run in a new folder."
+            f"the checkpoint in {str(folder)!r} has version {content.get('version')!r}, and this library reads version "
+            f"{VERSION}; finish the run with the version of dpfedexp that wrote it, or start a new run in a new folder."
         )
     history, radius, settings = content.get("history"), content.get("radius"), content.get("settings")
     ledger, chunk_size, trainer = content.get("ledger"), content.get("chunk_size"), content.get("trainer")
@@ -250,9 +251,9 @@ def _progress(folder: Path, content: Any) -> Progress:
         or not isinstance(content.get("cohort", {}), dict)
     ):
         raise _damaged(folder, "its text is not that of a checkpoint")
-    mark = Mark(ledger["count"], ledger["hash"])
+    mark = LedgerMark(ledger["count"], ledger["hash"])
     run, controls, cohort = content["run"], content["controls"], content.get("cohort", {})
-    known = (history, controls, chunk_size, trainer, cohort, str(content.get("decided", "")))
+    known = (history, controls, chunk_size, trainer, cohort, str(content.get("stop_source", "")))
     return Progress(content["round"], radius, settings, run, mark, *known)
 
 
@@ -346,7 +347,7 @@ def state_tensors(state: State) -> dict[str, Tensor]:
     """The tensors of a state, on the CPU.
 
     `w` are the parameters; `recent.<number>` the earlier iterates that the reported model averages, oldest first; `server.<name>`
-    the server optimiser's own state; `memory.<name>` what the step-size rule and others remember; `control` SCAFFOLD's server side;
+    the server optimizer's own state; `memory.<name>` what the step-size rule and others remember; `control` SCAFFOLD's server side;
     `candidate` the number of a tournament's leader, and `rivals.<number>.<name>` the states of the others.
     """
     named = {"w": state.w}

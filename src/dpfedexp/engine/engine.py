@@ -1,4 +1,4 @@
-"""The one engine of every run: ask the cohort, charge, release, move the model.
+"""The engine of every run: request answers from the cohort, charge, release, update the model.
 
 An `Engine` decides everything about a run and knows no transport. A `Cohort` answers a `Request` with sums and public counts and
 decides nothing about privacy: clients simulated in this process (`simulated`), on several ranks (`ranks`), or behind Flower.
@@ -27,14 +27,23 @@ from dpfedexp.algorithms.round import LargerCohort, Participation, State, advanc
 from dpfedexp.core import step_size
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.local_rate import HELPED, RATES, chosen, located, rescaled, shake_of, slowed, watched
+from dpfedexp.core.local_rate import (
+    IMPROVED,
+    RATES,
+    clip_from_votes,
+    next_rate,
+    rate_for_noise,
+    rate_from_votes,
+    rescaled,
+    shake_of,
+)
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.step_size import initial_memory
-from dpfedexp.core.sums import HALF, Sums
+from dpfedexp.core.sums import MAX_SHARE, Sums
 from dpfedexp.errors import LedgerError, require
 from dpfedexp.mechanisms import Mechanism, Release
 
-LOCAL_RATE, HELPED_SO_FAR, PENDING = "rate.local", "rate.helped", "rate.pending"
+LOCAL_RATE, IMPROVED_SO_FAR, PENDING = "rate.local", "rate.improved", "rate.pending"
 ANCHOR, RESCALED = "rate.anchor", "rate.rescaled"
 """What a `State` remembers of a local rate that sets itself: the rate, who was helped so far, how many votes before the first round
 are to come; where the model was when the rate was last rescaled, and how often it was."""
@@ -44,12 +53,12 @@ BEFORE = 0
 
 @dataclass(frozen=True)
 class Request:
-    """What the engine asks of a cohort.
+    """A request of the engine to the cohort.
 
     Attributes:
         purpose: `UPDATE`, the name of a vote (`RATE`, `CLIP`), or `EVALUATION`.
         round: its number; `BEFORE` for votes before the first round.
-        state: the model and whatever else was released so far.
+        state: the model and everything else released so far.
         mechanism: at its radius: what clients do to their answer, and how it is added.
         group: (g, K) where the round is one of a tournament: only the clients of the g-th of K disjoint groups answer.
         shake: the standard deviation of the public noise of a vote on the rate's scale.
@@ -64,7 +73,7 @@ class Request:
 
     @property
     def local_rate(self) -> float | None:
-        """The rate that clients train with, where it sets itself."""
+        """The automatic local rate of the round; None for a given rate."""
         rate = self.state.memory.get(LOCAL_RATE)
         return None if rate is None else float(rate)
 
@@ -75,7 +84,7 @@ Open = Callable[[float, Noise, Noise], Release]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a cohort answers.
+    """The answer of a cohort to a request.
 
     Attributes:
         sums: of the clients' reports.
@@ -93,12 +102,12 @@ class Answer:
 
 
 class Cohort(ABC):
-    """The clients of a run, wherever they are."""
+    """The clients of a run: simulated, on several ranks, or behind Flower."""
 
     is_remote: ClassVar[bool] = False
     """Whether reports travel to the server: then a local round is charged before it is sent."""
-    busy_elsewhere: bool = False
-    """Whether this processor is idle while clients train, so that noise may be drawn meanwhile."""
+    cpu_is_idle: bool = False
+    """Whether the CPU is idle while clients train, so that noise can be drawn meanwhile."""
 
     @abstractmethod
     def answer(self, request: Request) -> Answer:
@@ -136,7 +145,7 @@ class Evaluation:
     def due(self, number: int, rounds: int) -> bool:
         return number % self.every == 0 or number == rounds
 
-    def announced(self, sampling: Sampling) -> dict[str, Any]:
+    def to_header(self, sampling: Sampling) -> dict[str, Any]:
         """What the ledger's header says of it."""
         return {"every": self.every, "event": to_json(self.mechanism.event(sampling))}
 
@@ -167,15 +176,15 @@ class Tournament:
         return min([players, *(stay for last, stay in self.phases if last <= round)])
 
 
-class Sources(Protocol):
+class NoiseSources(Protocol):
     """Where noise comes from: the run's seed, or the operating system."""
 
     def at(self, purpose: str, round: int) -> Noise: ...
 
 
 @dataclass(frozen=True)
-class Round:
-    """What one round shows: nothing here is private unless its name starts with `nonprivate_`."""
+class RoundResult:
+    """The results of one round. Everything is released or public, except fields that start with `nonprivate_`."""
 
     round: int
     eta_g: float
@@ -200,13 +209,13 @@ class Round:
 
 @dataclass(frozen=True)
 class Engine:
-    """A run without its state: the parts, bound together.
+    """The parts of a run, without its state.
 
     Attributes:
         algorithm: what is run.
         mechanism: the algorithm's, with every constant in place.
         participation: who takes part in a round.
-        population: the public number of clients: of denominators, of sampling rates and of whatever is written.
+        population: the public number of clients, for denominators, sampling rates and files.
         cohort: the clients.
         start: the model's parameters before the first round, [d], on the server's device.
         noise: where the server's noise comes from.
@@ -226,7 +235,7 @@ class Engine:
     population: int
     cohort: Cohort
     start: Tensor
-    noise: Sources
+    noise: NoiseSources
     seed: int | None = None
     tau_eta_l: float | None = None
     probe: Probe | None = None
@@ -247,7 +256,7 @@ class Engine:
         return self.participation if isinstance(self.participation, LargerCohort) else None
 
     @property
-    def stands_for(self) -> dict[str, Any]:
+    def larger_deployment(self) -> dict[str, Any]:
         """The same as the ledger's header and the statement say it."""
         larger = self.larger
         return {} if larger is None else {"noise_cohort": larger.noise_cohort, "stand_ins": larger.stand_ins}
@@ -300,7 +309,7 @@ class Engine:
         memory = dict(initial_memory(self.algorithm.rule, w))
         if self.probe is not None:
             zero, one = w.new_zeros((), dtype=torch.float64), w.new_ones((), dtype=torch.float64)
-            memory |= {LOCAL_RATE: zero, HELPED_SO_FAR: one, PENDING: zero + len(self._votes)}
+            memory |= {LOCAL_RATE: zero, IMPROVED_SO_FAR: one, PENDING: zero + len(self._votes)}
             memory |= {ANCHOR: w.clone(), RESCALED: zero.clone()}
         scaffold = self.algorithm.scaffold is not None
         return State(
@@ -314,7 +323,7 @@ class Engine:
             memory=memory,
         )
 
-    def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
+    def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, RoundResult]:
         """One round; of every candidate that is left, where there is a tournament."""
         began = time.perf_counter()
         players, requests = state.players, []
@@ -341,7 +350,7 @@ class Engine:
             mean = answer.true_squares / max(answer.sums.count, 1)
             extra["nonprivate_eta_target"] = step_size.target(mean, release.c_bar)
         seconds = time.perf_counter() - began
-        result = Round(request.round, eta_g, state.radius, release.norm, seconds, {**extra, **answer.counts})
+        result = RoundResult(request.round, eta_g, state.radius, release.norm, seconds, {**extra, **answer.counts})
         return replace(new, rivals={number: rival for number, (rival, _) in moved.items()}), result
 
     def evaluate(self, state: State, ledger: Ledger, budget: Budget | None = None) -> dict[str, float] | None:
@@ -400,7 +409,7 @@ class Engine:
         names = ("central noise", "central scalar noise") if update else (f"probe noise, {request.purpose}",) * 2
         whose = f", candidate {request.state.candidate}" if request.state.candidate else ""
         vector, scalar = (self.noise.at(name + whose, request.round) for name in names)
-        return self._drawn_ahead(vector, request.mechanism), scalar
+        return self._prefetched_noise(vector, request.mechanism), scalar
 
     def _released(self, request: Request, answer: Answer, central: Noise, scalar: Noise) -> Release:
         expected = self.expected / (request.group[1] if request.group is not None else 1)
@@ -455,8 +464,8 @@ class Engine:
         memory = {**state.memory, PENDING: state.memory[PENDING] - 1}
         if purpose == RATE:
             noise = self.mechanism.noise_share(len(state.w), self.expected) or 0.0
-            memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], slowed(chosen(*found), noise))
-        return replace(state, memory=memory, radius=located(*found) if purpose == CLIP else state.radius)
+            memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], rate_for_noise(rate_from_votes(*found), noise))
+        return replace(state, memory=memory, radius=clip_from_votes(*found) if purpose == CLIP else state.radius)
 
     def _scaled(self, state: State, factor: float) -> State:
         """The state as if the rounds since the anchor had gone `factor` times as far, with that rate and clip from here on."""
@@ -536,7 +545,7 @@ class Engine:
         """Which share of the clients stands in each bin, noisy, [K], and the standard deviation of that noise."""
         release, _ = self.ask(Request(purpose, state.round, state, mechanism, shake=shake), ledger, budget)
         deviation = math.sqrt(mechanism.noise_variance(self.expected, self.expected) or 0.0)
-        return release.c_bar.cpu() / HALF, deviation / HALF
+        return release.c_bar.cpu() / MAX_SHARE, deviation / MAX_SHARE
 
     def _charge(self, request: Request, ledger: Ledger, budget: Budget | None) -> Callable[[], None]:
         """Checks that the budget allows the charge; returns what makes it."""
@@ -558,13 +567,13 @@ class Engine:
 
         return charge
 
-    def _drawn_ahead(self, noise: Noise, mechanism: Mechanism) -> Noise:
+    def _prefetched_noise(self, noise: Noise, mechanism: Mechanism) -> Noise:
         """The source itself, or while clients train elsewhere one whose draw for the server is under way."""
         central = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
         width = mechanism.width(len(self.start)) if not getattr(mechanism, "question", "") else 0
         plain = mechanism.noise_kind is False or (self.cohort.is_remote and mechanism.noise_kind is True)
-        if central and plain and width >= LONG and self.cohort.busy_elsewhere:
-            return Ahead(noise, width, self.start.device)
+        if central and plain and width >= LONG and self.cohort.cpu_is_idle:
+            return PrefetchedNoise(noise, width, self.start.device)
         return noise
 
     def _advance(self, state: State, release: Release) -> tuple[State, float]:
@@ -572,10 +581,10 @@ class Engine:
         new, eta_g = advance(self.algorithm, release, state, share=share, tau_eta_l=self.tau_eta_l)
         if LOCAL_RATE not in state.memory:
             return new, eta_g
-        rate, helped = (float(state.memory[name]) for name in (LOCAL_RATE, HELPED_SO_FAR))
-        (noise,) = (vote.noise for vote in self.mechanism.votes if vote.name == HELPED.name)
-        rate, helped = watched(rate, helped, release.votes[HELPED.name], noise / self.expected)
-        known = {LOCAL_RATE: rate, HELPED_SO_FAR: helped}
+        rate, improved = (float(state.memory[name]) for name in (LOCAL_RATE, IMPROVED_SO_FAR))
+        (noise,) = (vote.noise for vote in self.mechanism.votes if vote.name == IMPROVED.name)
+        rate, improved = next_rate(rate, improved, release.votes[IMPROVED.name], noise / self.expected)
+        known = {LOCAL_RATE: rate, IMPROVED_SO_FAR: improved}
         memory = {**new.memory, **{name: torch.full_like(new.memory[name], value) for name, value in known.items()}}
         return replace(new, memory=memory), eta_g
 
@@ -611,8 +620,8 @@ LONG = 2**13
 """Numbers that are worth a thread."""
 
 
-class Ahead:
-    """A source of noise whose draw for the server is under way: the same numbers, sooner, and handed out once.
+class PrefetchedNoise:
+    """Noise that a thread draws while clients train: the same numbers as without it, handed out once.
 
     Nothing of it waits for what the clients do: the draws depend on the source alone. The thread leaves the GPU
     alone, because whatever it asked of it would end a recording; memory that a GPU reads by itself is there before it starts.
@@ -631,7 +640,7 @@ class Ahead:
     def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         drawn = self.drawn
         if drawn is not None and clients.tolist() == [0] and (width, dtype) == (self.width, torch.float64):
-            # A second time it would not be noise any more.
+            # The same noise must not be used twice.
             self.drawn = None
             return drawn.result().to(device, non_blocking=True)
         return self.noise.normal(clients, width, device, dtype)

@@ -1,4 +1,4 @@
-"""One call that needs no knob: everything that `train` asks for is chosen here, from public numbers or by the clients' votes."""
+"""`fit`: training with automatic settings, chosen from public numbers or by the clients' votes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.algorithms import Algorithm, cdp_fedexp
 from dpfedexp.algorithms.round import Full, Participation, public_population
-from dpfedexp.core.local import LocalOptimiser, Sgd
+from dpfedexp.core.local_optimizer import LocalOptimizer, Sgd
 from dpfedexp.core.losses import Loss
 from dpfedexp.engine.outlets import LEDGER
 from dpfedexp.engine.plan import Advice, default_delta
 from dpfedexp.engine.prepare import check_kinds
 from dpfedexp.engine.ranks import rank
-from dpfedexp.engine.run import Run, restate
+from dpfedexp.engine.run import Run, rewrite_statement
 from dpfedexp.engine.stopping import OnRound
 from dpfedexp.engine.tournament import Candidate, candidates_of
 from dpfedexp.engine.train import train
@@ -30,9 +30,9 @@ from dpfedexp.mechanisms import Secure
 from dpfedexp.trainers.execution import Execution
 from dpfedexp.trainers.task import Clients
 
-USUAL, MANY = 50, 100
+DEFAULT_ROUNDS, LOW_NOISE_ROUNDS = 50, 100
 """Rounds: usually, and where noise hardly matters."""
-STEPS = 10
+LOCAL_STEPS = 10
 """Full-batch steps of a client in a round, on at most `MOST_EXAMPLES` of its rows."""
 MOST_EXAMPLES = 512
 
@@ -45,7 +45,7 @@ def fit(
     epsilon: float = 8.0,
     delta: float | None = None,
     rounds: int | None = None,
-    local: LocalOptimiser | None = None,
+    local: LocalOptimizer | None = None,
     adjacency: Adjacency = "replace-one",
     participation: Participation | None = None,
     population: int | None = None,
@@ -58,7 +58,7 @@ def fit(
     device: str | torch.device | None = None,
     execution: Execution | None = None,
     secure: Secure = False,
-    candidates: Sequence[Candidate | nn.Module | LocalOptimiser | Algorithm] | None = None,
+    candidates: Sequence[Candidate | nn.Module | LocalOptimizer | Algorithm] | None = None,
     budget: float | None = None,
     ledger: Ledger | Path | str | None = None,
     out: Path | str | None = None,
@@ -68,9 +68,9 @@ def fit(
     on_round: OnRound | Sequence[OnRound] | None = None,
     on_advice: Callable[[Advice], None] | None = None,
 ) -> Run:
-    """Train with a promise and nothing to tune: CDP-FedEXP with the safe step, and a clip and a local rate that set themselves.
+    """Train privately with automatic settings: CDP-FedEXP with the safe step, an adaptive clip and an automatic local rate.
 
-    What it chooses is in the statement (`Run.privacy`). Anything that is given is taken as it is.
+    The statement (`Run.privacy`) lists what was chosen. Arguments that are passed are used as they are.
 
     Args:
         model: any nn.Module; it is copied, and its parameters are the starting point.
@@ -78,7 +78,7 @@ def fit(
         epsilon: what the whole run may cost each client, the votes that choose the rate and the clip included.
         delta: δ of the promise; by default a tenth of 1/M, and at most 10⁻⁵.
         rounds: how many rounds; by default `rounds_for`.
-        local: what a client does; by default ten full-batch steps at a rate that sets itself.
+        local: what a client does; by default ten full-batch steps at an automatic rate.
         adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all.
         budget: stop before ε of everything on the ledger would be above this.
         ledger: a file or a `Ledger` that several runs on the same clients charge; the statement is of all of them together.
@@ -100,7 +100,7 @@ def fit(
     """
     require(is_number(epsilon) and 0 < epsilon < float("inf"), f"epsilon is {epsilon!r}; it must be a positive number.")
     require(rounds is None or is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
-    work = local or Sgd(lr="auto", steps=STEPS, max_examples=MOST_EXAMPLES)
+    work = local or Sgd(lr="auto", steps=LOCAL_STEPS, max_examples=MOST_EXAMPLES)
     check_kinds(model, clients, work, participation, secure)
     everyone = participation or Full()
     declared = public_population(adjacency, everyone, len(clients), population)
@@ -135,20 +135,22 @@ def fit(
         on_round=on_round,
         on_advice=on_advice,
     )
-    facts = chosen(
+    facts = describe_choices(
         run, algorithm, work, number, given={"delta": delta, "rounds": rounds, "local": local}, candidates=candidates
     )
-    privacy = replace(run.privacy, chosen=facts)
+    privacy = replace(run.privacy, choices=facts)
     if out is not None and rank() == 0:
         # The one date that all files of a secure run have.
-        restate(Path(out), privacy, (Path(out) / LEDGER).stat().st_mtime if (Path(out) / LEDGER).exists() else None)
+        rewrite_statement(
+            Path(out), privacy, (Path(out) / LEDGER).stat().st_mtime if (Path(out) / LEDGER).exists() else None
+        )
     return replace(run, privacy=privacy)
 
 
 def fit_settings(epsilon: float, clients: int) -> dict[str, dict[str, Any]]:
-    """What `fit` chooses for so many clients, as the sections `algorithm` and `local` of a configuration."""
+    """The settings that `fit` chooses, as the sections `algorithm` and `local` of a configuration."""
     algorithm = {"name": "cdp_fedexp", "clip": "adaptive", "target_epsilon": epsilon, "delta": default_delta(clients)}
-    return {"algorithm": algorithm, "local": {"lr": "auto", "steps": STEPS, "max_examples": MOST_EXAMPLES}}
+    return {"algorithm": algorithm, "local": {"lr": "auto", "steps": LOCAL_STEPS, "max_examples": MOST_EXAMPLES}}
 
 
 @checked
@@ -166,14 +168,14 @@ def rounds_for(algorithm: Algorithm, dimension: int, population: int, participat
         participation: who takes part in a round.
     """
     cohort = participation.expected(population)
-    mechanism = algorithm.bind(dimension, cohort, participation.sampling(population), USUAL)
-    return MANY if (mechanism.noise_share(dimension, cohort) or 0.0) < 0.1 else USUAL
+    mechanism = algorithm.bind(dimension, cohort, participation.sampling(population), DEFAULT_ROUNDS)
+    return LOW_NOISE_ROUNDS if (mechanism.noise_share(dimension, cohort) or 0.0) < 0.1 else DEFAULT_ROUNDS
 
 
-def chosen(
-    run: Run, algorithm: Algorithm, local: LocalOptimiser, rounds: int, *, given: dict[str, Any], candidates: Any = None
+def describe_choices(
+    run: Run, algorithm: Algorithm, local: LocalOptimizer, rounds: int, *, given: dict[str, Any], candidates: Any = None
 ) -> tuple[str, ...]:
-    """What was chosen, in words; all of it is public or was released."""
+    """Describe the automatic choices; all of them are public or released."""
     first, last = (run.history[0], run.history[-1]) if run.history else ({}, {})
     facts = ["the algorithm cdp_fedexp with the safe step"]
     if "candidate" in last:
@@ -184,7 +186,7 @@ def chosen(
     if given["rounds"] is None:
         facts.append(f"{rounds} rounds, by the noise of one")
     if given["local"] is None:
-        facts.append(f"{STEPS} full-batch local steps on at most {MOST_EXAMPLES} rows of a client")
+        facts.append(f"{LOCAL_STEPS} full-batch local steps on at most {MOST_EXAMPLES} rows of a client")
     if local.automatic and "local_rate" in first:
         facts.append(
             f"the local rate, {first['local_rate']:.3g} by votes at first and {last['local_rate']:.3g} at the end"

@@ -1,4 +1,4 @@
-"""A run's ledger, checkpoint and private folder, opened together so that none of them goes on without the others."""
+"""The ledger, checkpoint and private folder of a run, opened together so that they stay consistent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpfedexp.accounting.ledger import Ledger, Mark
+from dpfedexp.accounting.ledger import Ledger, LedgerMark
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.modules import Layout
 from dpfedexp.engine import checkpoint, outlets, private_folder
@@ -32,29 +32,29 @@ from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
 from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text, model_tensors
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, LedgerError, require
-from dpfedexp.files import undate
-from dpfedexp.mechanisms.text import text_fields
+from dpfedexp.files import set_dates
+from dpfedexp.mechanisms.serialization import text_fields
 
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
 
 
 def find(folder: Path | None, resume: bool) -> Checkpoint | None:
-    """What there is to go on from. A folder that holds a checkpoint is not written over unless the run is to be resumed."""
+    """The checkpoint to resume from; None for a new run. Refuses a folder with a checkpoint unless `resume` is set."""
     if folder is None:
-        require(not resume, "resume is True, but checkpoint is missing; it must name the folder to resume from.")
+        require(not resume, "resume is True, but no folder was given; pass out or checkpoint.")
         return None
     if resume:
         return checkpoint.load(folder)
     require(
         not checkpoint.exists(folder),
-        f"the folder {str(folder)!r} holds the checkpoint of a run; resume it, or name another folder.",
+        f"the folder {str(folder)!r} holds the checkpoint of a run; resume it, or use another folder.",
     )
     return None
 
 
 @dataclass(frozen=True)
 class LedgerSource:
-    """Where the ledger comes from: an object of the caller's, a file, or else memory.
+    """Where the ledger comes from: an object that was passed, a file, or memory.
 
     `own` is whether it is the file in the run's own folder, which one run alone begins.
     """
@@ -102,8 +102,8 @@ class LedgerSource:
             return self.given
         if self.path is None or not self.exists:
             raise LedgerError(
-                f"the run can't be resumed: its ledger {str(self.path)!r} is missing, so nobody could say what was charged. Put it "
-                "and its .head file back, or begin a new run in a new folder."
+                f"the run can't be resumed: its ledger {str(self.path)!r} is missing, so what was charged is unknown. Restore it "
+                "with its .head file, or start a new run in a new folder."
             )
         try:
             ledger = Ledger.open(self.path, repair=True)
@@ -120,7 +120,7 @@ class LedgerSource:
 
 @dataclass
 class OpenRun:
-    """Where a run stands, in memory and on disk: the state after the last completed round, and a record of each."""
+    """An open run: its state after the last completed round, its history, ledger and files."""
 
     name: str
     description: RunDescription
@@ -130,9 +130,9 @@ class OpenRun:
     state: State
     history: list[dict[str, Any]]
     opened_here: bool
-    decided: str = ""
+    stop_source: str = ""
     """What the decision looked at that once ended the run early; it counts until the run is complete."""
-    writers: list[private_folder.OneWriter] = field(default_factory=list)
+    writers: list[private_folder.SingleWriter] = field(default_factory=list)
     began: float = field(default_factory=time.time)
     records: checkpoint.Records = field(default_factory=checkpoint.Records)
     _controls: bool = False
@@ -147,10 +147,10 @@ class OpenRun:
         *,
         resume: bool,
     ) -> OpenRun:
-        """Begins a run, or goes on with the one in `folder`, whose ledger is `folder/ledger.jsonl` unless another is named.
+        """Start a run, or resume the one in `folder`. The ledger is `folder/ledger.jsonl` unless another is given.
 
         A ledger elsewhere may belong to a project: every run that names it adds its charges to those that are there. Without a
-        folder nothing but the ledger is kept. With `resume` a run without a checkpoint may go on from its ledger alone.
+        folder nothing but the ledger is kept. With `resume`, a run without a checkpoint restarts from its ledger.
         """
         source = LedgerSource.of(ledger, folder)
         try:
@@ -168,7 +168,7 @@ class OpenRun:
             raise InputError(f"the ledger {str(source.path)!r} can't be written: {error.strerror}.") from None
 
     def complete(self, state: State, record: dict[str, Any], *, last: bool) -> None:
-        """A round is complete once this returns; after the `last`, what clients remember is gone."""
+        """Record and save a completed round. After the `last`, the clients' control variates are deleted."""
         before, self.state = self.state, state
         self.history.append(record)
         if self.folder is None:
@@ -193,15 +193,15 @@ class OpenRun:
         self.state = state
         self.save(controls=self._controls)
 
-    def amend(self, more: dict[str, Any]) -> None:
+    def add_to_last_record(self, more: dict[str, Any]) -> None:
         """Adds to the record of the last round what was measured after it."""
         self.history[-1] = {**self.history[-1], **more}
         self.save(controls=self._controls)
 
-    def end(self, decided: str) -> None:
+    def end(self, stop_source: str) -> None:
         """Remembers that a decision ended the run early."""
-        if decided and decided != self.decided:
-            self.decided = decided
+        if stop_source and stop_source != self.stop_source:
+            self.stop_source = stop_source
             self.save(controls=self._controls)
 
     def seal(self, model: nn.Module) -> None:
@@ -219,7 +219,7 @@ class OpenRun:
                 self.private.remove()
 
     def stop(self) -> None:
-        """The budget ended the run: what clients remember leaves the disk. A larger budget can still go on from here."""
+        """Delete the clients' control variates after the budget ended the run. It can be resumed with a larger budget."""
         if self.private is None or self.state.client_controls is None:
             return
         if self.state.round > 0:
@@ -234,18 +234,18 @@ class OpenRun:
         self._controls = controls
         public = outlets.recorded(CHECKPOINT, run.sizes, secure=run.secure)
         public["cohort"] = run.engine.cohort.to_checkpoint()
-        public["decided"] = self.decided
+        public["stop_source"] = self.stop_source
         known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
         checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public), self.records)
 
     def hold(self, *, shared: bool) -> None:
-        """Makes this run the only writer of its ledger, whichever copies there are, until it is closed.
+        """Lock the ledger and its anchors until the run is closed, so that no copy of the run can charge it.
 
         From here on every charge moves the anchors before its round is released. The ledger in a run's own folder has an anchor for
         all its runs if it protects real data, or once another run has charged it.
         """
         ledger, name = self.ledger, self.name
-        held = {one.anchor.file for one in ledger.witnesses if isinstance(one, private_folder.OneWriter)}
+        held = {one.anchor.file for one in ledger.witnesses if isinstance(one, private_folder.SingleWriter)}
         anchors: list[private_folder.Anchor] = (
             [self.private] if self.private is not None and self.private.exists else []
         )
@@ -257,7 +257,9 @@ class OpenRun:
             for one in anchors:
                 # A run inside another one on the same ledger object finds the ledger's anchor held.
                 if one.file not in held:
-                    self.writers.append(private_folder.OneWriter(one, _taken_back, partial(_nothing_charged, run=name)))
+                    self.writers.append(
+                        private_folder.SingleWriter(one, _taken_back, partial(_nothing_charged, run=name))
+                    )
             for writer in self.writers:
                 writer.move(ledger)
         except BaseException:
@@ -281,7 +283,7 @@ class OpenRun:
             self.ledger.close()
         if self.folder is not None and self.description.secure:
             # How long a round took depends on what the clients hold.
-            undate(self.folder, outlets.OUTLETS, self.began)
+            set_dates(self.folder, outlets.OUTLETS, self.began)
 
 
 def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> OpenRun:
@@ -311,8 +313,8 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
         name: Any = ledger.header.get("run") if last is None else last.progress.run
         if not private_folder.is_run_id(name):
             raise LedgerError(
-                f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run; put the "
-                "run's own ledger back, or begin a new run in a new folder."
+                f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run; put the run's own ledger back, "
+                "or start a new run in a new folder."
             )
         private = _private(run, name, folder)
         state, history = run.start, []
@@ -322,7 +324,7 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
             if sealed.get("checkpoint", checkpoint.digest(last.tensors)) != checkpoint.digest(last.tensors):
                 raise LedgerError(
                     f"the run can't be resumed: the checkpoint in {str(folder)!r} is not the one that the ledger was sealed "
-                    "with. Put the run's own checkpoint back, or begin a new run in a new folder."
+                    "with. Restore the run's own checkpoint, or start a new run in a new folder."
                 )
             run.engine.cohort.from_checkpoint(last.progress.cohort)
         if last is not None and last.progress.round >= run.rounds:
@@ -343,8 +345,8 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
                 controls = _controls(last.progress, run.start, private)
                 state, history = checkpoint.resume(last, run.start, folder, controls), list(last.progress.history)
             private.forget_controls(but=state.round)
-        decided = "" if last is None else last.progress.decided
-        open_run = OpenRun(name, run, folder, private, ledger, state, history, source.given is None, decided)
+        stop_source = "" if last is None else last.progress.stop_source
+        open_run = OpenRun(name, run, folder, private, ledger, state, history, source.given is None, stop_source)
         open_run.hold(shared=not source.own)
         return open_run
 
@@ -362,7 +364,7 @@ def _check_anchor(ledger: Ledger, folder: Path) -> None:
     if anchor.mark() is None and len(ledger):
         raise LedgerError(
             f"the run can't be resumed: the anchor {str(anchor.path)!r} of the ledger in {str(folder)!r} is missing, so an older "
-            f"copy of the folder would go unnoticed; copy it from where the run was begun, or set "
+            "copy of the folder would go unnoticed; copy it from the machine where the run was started, or set "
             f"{private_folder.VARIABLE} to the folder that holds it."
         )
 
@@ -380,17 +382,16 @@ def _controls(progress: Progress, start: State, private: private_folder.PrivateF
     return None
 
 
-def _nothing_charged(ledger: Ledger, mark: Mark, run: str) -> bool:
+def _nothing_charged(ledger: Ledger, mark: LedgerMark, run: str) -> bool:
     """Whether the mark is that of a run which has not charged the ledger yet."""
     return mark == private_folder.NOTHING_CHARGED and not any(entry.run == run for entry in ledger.entries)
 
 
-def _taken_back(ledger: Ledger, mark: Mark, where: Path) -> LedgerError:
+def _taken_back(ledger: Ledger, mark: LedgerMark, where: Path) -> LedgerError:
     return LedgerError(
         f"the run can't go on: its ledger holds {len(ledger)} charges and is not the one that had {mark.count} at the last "
-        f"release ({str(where)!r} remembers it), so it was taken back to an earlier state or replaced, or another copy of its "
-        "folder went on. Put the newest copy of the ledger, its .head file and the checkpoint back, or begin a new run with a "
-        "ledger that holds what was spent."
+        f"release ({str(where)!r} remembers it), so it was rolled back or replaced, or another copy of the run continued. "
+        "Restore the newest ledger, its .head file and the checkpoint, or start a new run with a ledger that holds all charges."
     )
 
 
@@ -399,8 +400,8 @@ def _check_nothing_was_released(folder: Path) -> None:
     metrics = folder / METRICS
     if (folder / LEDGER_HEAD).exists() or (metrics.exists() and metrics.stat().st_size > 0):
         raise LedgerError(
-            f"the run can't be resumed: the folder {str(folder)!r} has traces of a run, but its ledger is missing, so nobody could "
-            "say what was charged. Put it back, or begin a new run in a new folder."
+            f"the run can't be resumed: the folder {str(folder)!r} has traces of a run, but its ledger is missing, so what was "
+            "charged is unknown. Restore it, or start a new run in a new folder."
         )
 
 
@@ -451,8 +452,8 @@ class RunDescription:
             "delta": run.algorithm.delta,
             "simulated": not self.secure,
             "run": run.run,
-            **run.stands_for,
-            **({} if run.evaluation is None else {"evaluation": run.evaluation.announced(run.sampling)}),
+            **run.larger_deployment,
+            **({} if run.evaluation is None else {"evaluation": run.evaluation.to_header(run.sampling)}),
             **({} if not (votes := run.announced_votes()) else {"votes": votes}),
             **({"no_other_adjacency": self.no_other_adjacency} if self.no_other_adjacency else {}),
         }
@@ -549,6 +550,6 @@ def facts_of(
         secure=run.secure,
         command=command or f"train({', '.join([model, data, what, *named])})",
         trainer="" if run.secure else trainer,
-        evaluation={} if engine.evaluation is None else engine.evaluation.announced(engine.sampling),
+        evaluation={} if engine.evaluation is None else engine.evaluation.to_header(engine.sampling),
         votes=engine.announced_votes(),
     )

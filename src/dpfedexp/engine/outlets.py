@@ -1,16 +1,16 @@
-"""Everything that leaves a run: every file and every field that it writes or prints, and by what right each is public.
+"""Every file and field that a run writes or prints, and why each of them may be public.
 
 released      computed from what the mechanism released, and from nothing else of the clients'
-public        given to the run by whoever started it, and the same whatever the clients hold
+public        given by the person who started the run; does not depend on the clients' data
 server        measured by the server on data of its own
 accounting    what was charged, and names drawn at random
 nonprivate    depends on the clients' data without noise: durations, sizes that a device chose, diagnostics
 
 A run that protects real data (`secure`) writes nothing of the last kind. What is not in this list is not written: `recorded`
 refuses it, and a test compares the files of whole runs with it. A run's private folder (`private_folder`) is not an outlet; it
-stays with whoever holds the data. The files of a secure run get one date when it ends, because the time between them is a duration.
-Times of day and durations are in no outlet of a secure run: `CLOCKS` names every module that reads a clock, and why nothing of it
-leaves such a run.
+stays with the holder of the data. The files of a secure run get one date when it ends, because the time between them is a
+duration. Times of day and durations are in no outlet of a secure run: `CLOCKS` names every module that reads a clock, and why
+nothing of it leaves such a run.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def _fields(**names: str) -> Fields:
 ROUND = _fields(
     # How many nodes were asked and answered is public where the mechanism's promise does not rest on hiding it.
     public="round asked valid refused missing",
-    # A local rate that sets itself follows from votes; `update_norm` is ‖c̄‖ of the round's released mean.
+    # An automatic local rate follows from votes; `update_norm` is ‖c̄‖ of the round's released mean.
     # What clients measured of the model has noise of its own.
-    released="eta_g clip vote_* local_rate update_norm clients_* candidate candidates",
+    released="eta_g clip noisy_mean_* local_rate update_norm clients_* candidate candidates",
     accounting="epsilon_total",
     nonprivate="seconds nonprivate_*",
     # Whatever else a record holds came from `test` or `evaluate`.
@@ -80,7 +80,7 @@ OUTLETS: Mapping[str, Fields] = {
     ),
     LEDGER_HEAD: _fields(accounting="count hash"),
     CHECKPOINT: _fields(
-        public="format version round settings controls cohort decided",
+        public="format version round settings controls cohort stop_source",
         # `history` holds the records of the rounds, each by the rights of `ROUND`.
         released="w recent.* server.* memory.* control candidate rivals.* tensors radius history",
         accounting="run ledger",
@@ -119,7 +119,7 @@ CLOCKS: Mapping[str, str] = {
     "engine.engine": "`seconds` of a record, which `recorded` leaves out of a secure run",
     "engine.run": "the one date that all files of the folder get",
     "flower.guard": "the note of a charge in the node's own ledger, which stays with the node",
-    "flower.local": "waits for processes of a federation on this machine, and dates its certificates",
+    "flower.local_deployment": "waits for processes of a federation on this machine, and dates its certificates",
     "flower.cohort": "waits for nodes, replies and the helper; what the server's own log says of it has Flower's time of day",
     "flower.site": "waits for the app and for requests",
     "machine": "the time left of a bar, which a sweep of secure runs does not show",
@@ -130,7 +130,7 @@ CLOCKS: Mapping[str, str] = {
 
 @cache
 def right(outlet: str, field: str) -> Right | None:
-    """By what right a field is public; None where it is not known to leave there at all."""
+    """Why a field may be public; None for a field that is not listed."""
     for name, fields in OUTLETS.items():
         if fnmatchcase(outlet, name):
             return next((right for pattern, right in fields.items() if fnmatchcase(field, pattern)), None)

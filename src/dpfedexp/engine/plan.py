@@ -1,11 +1,12 @@
-"""A run by its public numbers, before anything is spent: how its noise compares with the most that clients can say.
+"""Plans: the noise of a run compared with the largest possible signal, from public numbers alone.
 
 The clients' mean update is at most as long as the clip C, when all of them push the same way. Its noise has norm zC√d/(qM) in
 central privacy, zC√d/√(qM) in local privacy; the mechanism says which. Over T rounds pushes add up to at most T·C and independent
 noises to √T times one, so the best that any data can give is a signal of `best_signal` = √T·C/noise. Below 1, the model moves
-farther by noise than by anything that clients say. Models can bear that to a point, because noise goes in all d directions and a
-signal in few. Far below 1, what clients who all agree in every round would release can't be told from noise (`is_heard`).
-At one ε the noise of a round grows like √T, so these numbers depend on ε, d and M and hardly on the number of rounds.
+farther by noise than by anything that clients say. Models can tolerate that to a degree, because noise goes in all d directions
+and a signal in few. Far below 1, what clients who all agree in every round would release can't be told from noise
+(`is_detectable`). At one ε the noise of a round grows like √T, so these numbers depend on ε, d and M and hardly on the number of
+rounds.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ Level = Literal["note", "warning"]
 @checked
 @dataclass(frozen=True)
 class Advice:
-    """Something worth knowing about a run.
+    """A message about a run, with its level and code.
 
     Formal guarantee: it is computed from public numbers and released values alone, so it may be shown and written anywhere.
 
     Args:
-        level: "warning" where the run is likely to be in vain or to promise little, "note" otherwise.
+        level: "warning" where the run is likely to fail or to give little privacy, "note" otherwise.
         code: which message it is, as `docs/advice.md` lists them.
-        sentence: what is seen, and what to do.
+        sentence: what was found, and what to do.
     """
 
     level: Level
@@ -73,7 +74,7 @@ def log(logger: logging.Logger, advice: Advice) -> None:
 
 
 LEVEL = 0.01
-"""How often a test takes noise for a signal. A run of nothing but noise is recognised all but one time in a hundred."""
+"""How often a test takes noise for a signal. A run of nothing but noise is recognized all but one time in a hundred."""
 DEVIATIONS = 2.326
 """How many standard deviations a normal number exceeds with probability `LEVEL`."""
 
@@ -90,7 +91,7 @@ def is_longer_than_noise(squares: Sequence[float], variances: Sequence[float], d
     return not float(chdtrc(dimension * len(squares), total)) > LEVEL
 
 
-def alignment(moves: Sequence[float], travelled: float, dimension: int) -> float:
+def alignment(moves: Sequence[float], traveled: float, dimension: int) -> float:
     """How far the moves of T rounds agree in direction, in standard deviations of what independent random directions would do.
 
     Moves of lengths a_t in independent uniform directions end at a squared distance with mean Σa² and variance
@@ -105,10 +106,10 @@ def alignment(moves: Sequence[float], travelled: float, dimension: int) -> float
     squares = [move**2 for move in moves]
     total = sum(squares)
     spread = math.sqrt(max(2 * (total**2 - sum(square**2 for square in squares)) / dimension, 0.0))
-    return (travelled**2 - total) / spread if spread > 0 else 0.0
+    return (traveled**2 - total) / spread if spread > 0 else 0.0
 
 
-def is_heard(signal: float, dimension: int) -> bool:
+def is_detectable(signal: float, dimension: int) -> bool:
     """Whether `alignment` would notice pushes that all go the same way, with this signal over noise of all rounds together.
 
     T pushes of length s and noises of norm n travel T²s² + Tn² in squared distance. Noise alone travels Tn², with a standard
@@ -145,7 +146,7 @@ def default_delta(population: int) -> float:
 @checked
 @dataclass(frozen=True)
 class Plan:
-    """A run by its public numbers: no client's data, and no count of clients that was not declared.
+    """The plan of a run, from public numbers alone.
 
     Args:
         algorithm: what is run.
@@ -231,13 +232,13 @@ class Plan:
         if self.noise_share is None or self.best_signal is None:
             return None
         if self.best_signal < 1:
-            return "mostly noise" if is_heard(self.best_signal, self.dimension) else "no signal"
+            return "mostly noise" if is_detectable(self.best_signal, self.dimension) else "no signal"
         return "noisy rounds" if self.noise_share > 1 else "clear"
 
 
 @checked
 def sampling_rates(population: int) -> list[float]:
-    """The sampling rates that make sense: everybody, and rates that leave `SAMPLED_COHORT` clients or more in a round."""
+    """Sensible sampling rates: 1, and rates that give at least `SAMPLED_COHORT` clients in a round."""
     return [1.0, *(rate for rate in RATES if rate * population >= SAMPLED_COHORT)]
 
 

@@ -1,6 +1,6 @@
 """Charts: what they show, and matplotlib figures of them for files and notebooks; pages draw them with `report/chart.js`.
 
-An algorithm has the same colour in every chart (Okabe and Ito's palette, which prints and which colour-blind readers tell apart).
+An algorithm has the same color in every chart (Okabe and Ito's palette, which prints and which color-blind readers tell apart).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STEERING = ("eta_g", "clip", "local_rate")
-"""What sets itself from round to round."""
+"""Settings that change from round to round."""
 BOOKKEEPING = (
-    *("round", *STEERING, "update_norm", "vote_within_clip", "vote_helped", "epsilon_total", "seconds"),
+    *("round", *STEERING, "update_norm", "noisy_mean_within_clip", "noisy_mean_improved", "epsilon_total", "seconds"),
     *("candidate", "candidates"),
 )
 """Fields of a record that are no metric."""
@@ -67,14 +67,14 @@ NAMED = {
 
 @dataclass(frozen=True)
 class Series:
-    """A line, with an optional band from `low` to `high`; `colour` names an algorithm's colour."""
+    """A line, with an optional band from `low` to `high`; `color` names an algorithm's color."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
-    colour: str = ""
+    color: str = ""
     dashed: bool = False
 
 
@@ -90,10 +90,10 @@ class Panel:
     @property
     def slots(self) -> list[int]:
         """A slot of the palette for each series: the named ones keep theirs, the others take what is left in order."""
-        taken = {NAMED[s.colour] for s in self.series if s.colour in NAMED}
+        taken = {NAMED[s.color] for s in self.series if s.color in NAMED}
         free = [slot for slot in range(len(CYCLE)) if slot not in taken] or list(range(len(CYCLE)))
         others = itertools.cycle(free)
-        return [NAMED[s.colour] if s.colour in NAMED else next(others) for s in self.series]
+        return [NAMED[s.color] if s.color in NAMED else next(others) for s in self.series]
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def _title(history: Sequence[dict[str, Any]], key: str) -> str:
 
 
 def figure_of(history: Sequence[dict[str, Any]], title: str) -> Figure:
-    """One panel for each metric and for whatever sets itself, over rounds."""
-    require(len(history) > 0, "the run has no rounds, so there is nothing to plot; train for at least one.")
+    """A figure with one panel per metric and per automatic setting, over rounds."""
+    require(len(history) > 0, "the run has no rounds to plot; train for at least one round.")
     return figure(run_panels(history, [*metrics_in(history), *(key for key in STEERING if key in history[-1])]), title)
 
 

@@ -1,4 +1,4 @@
-"""From what `train` is given to a bound simulation, with everything checked that can be before the first round."""
+"""Build the engine of a simulated run, and check its arguments before the first round."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms.algorithm import settled
+from dpfedexp.algorithms.algorithm import resolve_clip
 from dpfedexp.algorithms.probe import Extras, bind, evaluation_count
 from dpfedexp.algorithms.round import Full, LargerCohort, Participation, larger_cohort, public_population, server_device
 from dpfedexp.core.client_metrics import ClientMetrics
-from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.core.local_rate import USUAL
+from dpfedexp.core.local_optimizer import LocalOptimizer
+from dpfedexp.core.local_rate import PRIOR_RATE
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.modules import Layout, each
 from dpfedexp.core.noise import Streams, SystemStreams
@@ -26,35 +26,35 @@ from dpfedexp.engine.engine import Engine, Evaluation
 from dpfedexp.engine.simulated import Simulation, ballots_of
 from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.mechanisms import Secure, mechanism_class
-from dpfedexp.trainers.apart import check_optimiser
 from dpfedexp.trainers.chunk_size import automatic_chunk
 from dpfedexp.trainers.client_losses import ClientScores
-from dpfedexp.trainers.draws import with_blind_masks, with_loose_weights
-from dpfedexp.trainers.execution import MOVED, Execution, execution_on
+from dpfedexp.trainers.draws import with_explicit_masks, without_flat_weights
+from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, execution_on
 from dpfedexp.trainers.isolation import (
     WHY,
     check_on,
     check_recordings,
     check_rows,
+    make_state_check,
     record_own_shapes,
     synthetic_clients,
-    watched,
     widths,
 )
 from dpfedexp.trainers.module_checks import applied, first_line
+from dpfedexp.trainers.per_client import check_optimizer
 from dpfedexp.trainers.recording import Synthetic, SyntheticClients, Unrecordable, refusal
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.steps import Parallel
 from dpfedexp.trainers.task import Clients, Task, Trainer, check_task, one_row
 
 
-@checked(instead=MOVED)
+@checked(hints=EXECUTION_HINTS)
 def prepare(
     model: nn.Module,
     clients: Clients,
     algorithm: Algorithm,
     *,
-    local: LocalOptimiser,
+    local: LocalOptimizer,
     rounds: int,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -87,16 +87,16 @@ def prepare(
         f"algorithm is a {type(algorithm).__name__}; it must be an algorithm such as cdp_fedexp(…).",
     )
     require(is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
-    require(len(clients) > 0, "the federation has no clients; it needs at least one.")
+    require(len(clients) > 0, "the federation has no clients; pass at least one.")
     require(
         not (secure and diagnostics),
         "diagnostics is True in a secure run: they are computed without noise, so they must not leave it; use one of the two.",
     )
-    check_optimiser(local)
+    check_optimizer(local)
     isolated = bool(secure) if isolated is None else isolated
     execution = execution_on(device, execution)
     everyone: Participation = participation or Full()
-    # An algorithm that promises nothing has no neighbours to hide from: everybody is counted.
+    # Without privacy there are no neighbors to hide from, so all clients are counted.
     adjacency = algorithm.adjacency if algorithm.private else "replace-one"
     if noise_cohort is None:
         declared = public_population(adjacency, everyone, len(clients), population)
@@ -117,7 +117,7 @@ def prepare(
     task, synthetic = _task(model, clients, local, loss, execution, declared, isolated=isolated)
     tau_eta_l = None
     if algorithm.scaffold:
-        # It divides by τη_l, which must exist for the optimiser, be public and be the same for all.
+        # It divides by τη_l, which must exist for the optimizer, be public and be the same for all.
         require(
             local.steps is not None or local.batch_size is None,
             "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
@@ -127,8 +127,8 @@ def prepare(
     # Numbers that key a stream move up when a client leaves: in a secure run what they key must not be known.
     streams = Streams(secrets.randbits(62) if isolated else seed)
     # Sizes, and with them shapes and times, are private: a secure run decides everything on synthetic clients.
-    # A rate that sets itself comes with every call; until there is one, any will do.
-    trained = replace(task, local=local.at(USUAL), rated=True) if local.automatic else task
+    # An automatic rate comes with every call; until then any value will do.
+    trained = replace(task, local=local.at(PRIOR_RATE), has_client_rates=True) if local.automatic else task
     trial = replace(trained, clients=synthetic, copies=[]) if isolated else None
     try:
         trainer, chunk, unit, note = _trainer(
@@ -152,7 +152,7 @@ def prepare(
     if asking is not None:
         scores = scores_of(task, measured_on, trainer, streams, unit)
         evaluation = Evaluation(asking, scores.metrics, evaluate_every, held_out)
-    algorithm = settled(algorithm, mechanism, dimension, cohort)
+    algorithm = resolve_clip(algorithm, mechanism, dimension, cohort)
     system = SystemStreams() if secure else None
     simulation = Simulation(
         task,
@@ -187,7 +187,7 @@ def prepare(
 def _task(
     model: nn.Module,
     clients: Clients,
-    local: LocalOptimiser,
+    local: LocalOptimizer,
     loss: str | Loss | None,
     execution: Execution,
     declared: int,
@@ -196,7 +196,7 @@ def _task(
 ) -> tuple[Task, SyntheticClients]:
     """What every client does, tried once; and synthetic clients, on which a run may decide without looking at real ones."""
     place = execution.place
-    module = with_loose_weights(with_blind_masks(_in_training(model))).to(place)
+    module = without_flat_weights(with_explicit_masks(_in_training(model))).to(place)
     _, targets = one_row(clients)
     task = Task(module, Layout.of(module), resolve(loss, targets), local, clients, place, execution.precision)
     synthetic = synthetic_clients(task, declared)
@@ -207,7 +207,7 @@ def _task(
         check_rows(task)
     else:
         check_task(task, labels=True)
-    return replace(task, watch=watched(task, synthetic, isolated=isolated)), synthetic
+    return replace(task, state_check=make_state_check(task, synthetic, isolated=isolated)), synthetic
 
 
 def scores_of(
@@ -267,7 +267,7 @@ def _trainer(
         chunk = automatic_chunk(trial or task, limit, trainer.in_flight, isolated=isolated)
     unit = None
     if not isolated and execution.chunk_size is None and task.device.type != "cpu":
-        # Chunks of one size: every other size is a program of its own to record.
+        # Chunks of one size, because every size needs its own recording.
         chunk = math.ceil(cohort / math.ceil(cohort / chunk)) if fixed else chunk
     if trial is not None:
         chunk, unit = widths(cohort, chunk, trainer.unit, fixed=fixed)
@@ -277,16 +277,16 @@ def _trainer(
 
 
 def check_kinds(model: Any, clients: Any, local: Any, participation: Any, secure: Any) -> None:
-    """Every part is of its kind. Above all, a misspelt "strict" must not become weaker noise than was asked for."""
+    """Raise `InputError` for arguments of the wrong type. A misspelled "strict" must not silently give weaker noise."""
     if isinstance(local, torch.optim.Optimizer):
         kind, lr = type(local).__name__, local.defaults.get("lr", 0.1)
         ours = "AdamW" if "Adam" in kind else "Sgd"
         raise InputError(
-            f"local is torch's {kind}, which holds one model's parameters; every client needs an optimiser of its own: give "
+            f"local is torch's {kind}, which holds one model's parameters; every client needs an optimizer of its own: give "
             f"local={ours}(lr={lr:g}, steps=10) of dpfedexp, with momentum or weight_decay where you want them."
         )
     if isinstance(model, type) and issubclass(model, nn.Module):
-        raise InputError(f"model is the class {model.__name__}; give one of it, {model.__name__}(…).")
+        raise InputError(f"model is the class {model.__name__}; pass an instance, {model.__name__}(…).")
     if isinstance(model, nn.Module):
         _check_plain(model)
     require(
@@ -296,7 +296,7 @@ def check_kinds(model: Any, clients: Any, local: Any, participation: Any, secure
     for name, value, right, remedy in (
         ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
         ("clients", clients, hasattr(clients, "gather"), "a Federation, such as Federation.from_clients(…)"),
-        ("local", local, isinstance(local, LocalOptimiser), "what a client does, such as Sgd(lr=0.1, steps=10)"),
+        ("local", local, isinstance(local, LocalOptimizer), "what a client does, such as Sgd(lr=0.1, steps=10)"),
         (
             "participation",
             participation,
@@ -326,7 +326,7 @@ def _check_plain(model: nn.Module) -> None:
     )
 
 
-def check_noise_cohort(noise_cohort: int, algorithm: Algorithm, local: LocalOptimiser, secure: Secure = False) -> None:
+def check_noise_cohort(noise_cohort: int, algorithm: Algorithm, local: LocalOptimizer, secure: Secure = False) -> None:
     """Raises `InputError` where clients can't stand for a larger cohort."""
     kind, given = mechanism_class(algorithm.mechanism), f"noise_cohort is {noise_cohort!r}"
     require(

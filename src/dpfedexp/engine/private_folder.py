@@ -1,4 +1,4 @@
-"""What a run must remember and nobody else may see: a folder of its own, outside the folder that it writes its results to.
+"""The private folder of a run: state that must be kept secret, outside the folder with its results.
 
 data.json                     a random key, and the hash under it of everything that the clients hold: a resumed run knows its data
 anchor.json                   how far the ledger had come at the run's last charge: a ledger that was taken back is noticed
@@ -6,7 +6,7 @@ controls-<round>.safetensors  SCAFFOLD's own control variate of each client afte
 
 It is `$DPFEDEXP_PRIVATE/<run>`, or `<run>` below `$XDG_STATE_HOME/dpfedexp` or `~/.local/state/dpfedexp`, readable by its owner
 alone, and it is removed when the run has finished. `ledgers/` beside it holds the anchors of ledgers that several runs charge and
-of those of secure runs, which stay. A `.lock` beside an anchor is there while a run holds it (`OneWriter`).
+of those of secure runs, which stay. A `.lock` beside an anchor is there while a run holds it (`SingleWriter`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from dpfedexp.accounting.ledger import Ledger, Mark
+from dpfedexp.accounting.ledger import Ledger, LedgerMark
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors, replace_text, try_lock
 from dpfedexp.trainers.task import Clients
 
 VARIABLE = "DPFEDEXP_PRIVATE"
 LARGEST_TEXT = 4096
-NOTHING_CHARGED = Mark(0, "")
+NOTHING_CHARGED = LedgerMark(0, "")
 """The anchor of a run that has no ledger yet."""
 _RUN = re.compile(r"[0-9a-f]{16}")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -79,7 +79,8 @@ class PrivateFolder:
         path = root() / run
         require(
             not path.resolve().is_relative_to(public.resolve()),
-            f"the private folder {str(root())!r} lies in the run's own folder {str(public)!r}; set {VARIABLE} to one outside.",
+            f"the private folder {str(root())!r} is inside the run's folder {str(public)!r}; set {VARIABLE} to a folder outside "
+            "of it.",
         )
         return PrivateFolder(run, path)
 
@@ -106,8 +107,8 @@ class PrivateFolder:
             raise self._damaged("data.json") from None
         require(
             same,
-            "the clients' data are not those that the run began with, and noise that was drawn for other data must not be used "
-            "again: resume with the data as they were, or begin a new run.",
+            "the clients' data are not those that the run began with, and noise must not be reused with other data: resume with "
+            "the original data, or start a new run.",
         )
 
     @property
@@ -115,11 +116,11 @@ class PrivateFolder:
         """The anchor."""
         return self.path / "anchor.json"
 
-    def mark(self) -> Mark:
+    def mark(self) -> LedgerMark:
         return self._read("anchor.json", read_mark)
 
-    def remember(self, mark: Mark) -> None:
-        """Moves the anchor. An `OSError` goes to whoever charges, so that nothing is released without it."""
+    def remember(self, mark: LedgerMark) -> None:
+        """Move the anchor. An `OSError` reaches the caller that charges, so nothing is released without the anchor."""
         write_mark(self.file, mark, mode=0o600)
 
     def save_controls(self, round: int, controls: Tensor) -> None:
@@ -131,8 +132,8 @@ class PrivateFolder:
         path = self._controls(round)
         if not path.exists():
             raise InputError(
-                f"the clients' control variates of round {round} are missing ({str(path)!r}), without which the run would not go "
-                "on as it was: put the file back, or begin a new run."
+                f"the clients' control variates of round {round} are missing ({str(path)!r}), and the run can't be resumed "
+                "without them: restore the file, or start a new run."
             )
         try:
             with safe_open(path, framework="pt") as file:
@@ -150,7 +151,7 @@ class PrivateFolder:
                     path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """The run is over: nothing here is needed again."""
+        """Delete the private folder of a finished run."""
         with self._writing():
             if self.exists:
                 shutil.rmtree(self.path)
@@ -164,7 +165,7 @@ class PrivateFolder:
         except FileNotFoundError:
             raise InputError(
                 f"the run can't be resumed: {name} of its private folder {str(self.path)!r} is missing. Copy that folder from "
-                f"where the run was begun, set {VARIABLE} to the folder that holds it, or begin a new run."
+                f"the machine where the run was started, set {VARIABLE} to the folder that holds it, or start a new run."
             ) from None
         except OSError as error:
             raise InputError(f"the private file {str(self.path / name)!r} can't be read: {error.strerror}.") from None
@@ -174,7 +175,7 @@ class PrivateFolder:
 
     def _damaged(self, name: str) -> InputError:
         return InputError(
-            f"the private file {str(self.path / name)!r} is damaged: restore it from a copy, or begin a new run."
+            f"the private file {str(self.path / name)!r} is damaged: restore it from a backup, or start a new run."
         )
 
     @contextmanager
@@ -190,7 +191,7 @@ class PrivateFolder:
 
 @dataclass(frozen=True)
 class SharedAnchor:
-    """How far a ledger had come, whichever run charged it. Named by the hash of its first line."""
+    """The anchor of a ledger that several runs may charge, named by the hash of its first line."""
 
     path: Path
 
@@ -205,7 +206,7 @@ class SharedAnchor:
         )
         return SharedAnchor(root() / "ledgers" / f"{first_hash}.json")
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> LedgerMark | None:
         """None where this machine has not seen the ledger."""
         try:
             mark = read_mark(self.path)
@@ -217,12 +218,12 @@ class SharedAnchor:
             raise InputError(f"the private file {str(self.path)!r} is damaged: restore it from a copy.")
         return mark
 
-    def remember(self, mark: Mark) -> None:
+    def remember(self, mark: LedgerMark) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_mark(self.path, mark, mode=0o600)
 
 
-def marks_of(run: object, first_hash: str) -> list[tuple[Path, Mark]]:
+def marks_of(run: object, first_hash: str) -> list[tuple[Path, LedgerMark]]:
     """Every anchor's file and its mark of a ledger whose header names `run`; nothing where it was never charged here."""
     anchors: list[Anchor] = []
     if is_run_id(run) and (root() / str(run)).exists():
@@ -244,28 +245,28 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def write_mark(path: Path, mark: Mark, mode: int | None = None) -> None:
-    """Returns when the mark is on disk. An `OSError` goes to whoever charges, so that nothing is released without it."""
+def write_mark(path: Path, mark: LedgerMark, mode: int | None = None) -> None:
+    """Write the mark and sync it. An `OSError` reaches the caller that charges, so nothing is released without the mark."""
     replace_text(path, json.dumps({"count": mark.count, "hash": mark.hash}) + "\n", mode)
 
 
-def read_mark(path: Path) -> Mark | None:
+def read_mark(path: Path) -> LedgerMark | None:
     """The mark in a file, None where it is damaged. `FileNotFoundError` where there is none."""
     values = _read_object(path)
     if values is None or not {"count", "hash"} <= values.keys():
         return None
-    mark = Mark(values["count"], values["hash"])
+    mark = LedgerMark(values["count"], values["hash"])
     return mark if type(mark.count) is int and mark.count >= 0 and isinstance(mark.hash, str) else None
 
 
 Anchor = PrivateFolder | SharedAnchor
 """A mark that is kept outside a run's folder."""
-Refusal = Callable[[Ledger, Mark, Path], LedgerError]
+Refusal = Callable[[Ledger, LedgerMark, Path], LedgerError]
 """(ledger, mark, file) → the error for a ledger that is not the one whose mark the anchor keeps."""
 
 
-class OneWriter:
-    """Keeps a ledger to one writer at a time, whichever copy of its folder the writer has.
+class SingleWriter:
+    """Allows one writer of a ledger at a time, across all copies of its folder.
 
     The anchor's lock is held from here to `close`, so a second writer is refused before its clients train. Every charge moves the
     anchor by compare and swap: only if the ledger holds the mark that the anchor keeps. Where the file system has no locks, a
@@ -283,7 +284,7 @@ class OneWriter:
     """
 
     def __init__(
-        self, anchor: Anchor, refusal: Refusal, unmarked: Callable[[Ledger, Mark], bool] | None = None
+        self, anchor: Anchor, refusal: Refusal, unmarked: Callable[[Ledger, LedgerMark], bool] | None = None
     ) -> None:
         self.anchor, self._refusal, self._unmarked = anchor, refusal, unmarked
         self._path = anchor.file.with_name(anchor.file.name + ".lock")
@@ -321,8 +322,8 @@ def _lock(path: Path) -> int | None:
         except BlockingIOError:
             os.close(descriptor)
             raise LedgerError(
-                f"the run is in use by another process, which may have a copy of its folder: it holds {str(path)!r}; wait until it "
-                "has ended, and go on with the folder that it leaves."
+                f"the run is in use by another process, which may have a copy of its folder: it holds {str(path)!r}; wait until "
+                "it ends, then continue with its folder."
             ) from None
         # The writer before may have removed the file between the opening and the lock.
         with suppress(FileNotFoundError):

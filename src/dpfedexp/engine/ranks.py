@@ -2,7 +2,7 @@
 
 Rank 0 leads: it draws the cohort, charges, releases, moves the model, writes and evaluates, exactly as a single process does. The
 other ranks follow: each round they are sent the state, train their share of the cohort and send their sums. Every draw is keyed by
-client, so the result is that of one process to rounding, whatever the number of ranks.
+client, so the result is that of one process to rounding, for any number of ranks.
 
 With SCAFFOLD a client always belongs to the same rank, which keeps its control variate; rank 0 gets a copy for the checkpoint.
 """
@@ -37,7 +37,7 @@ from dpfedexp.errors import InputError, RoundFailed, require
 Outcome = tuple[int, Tensor, list[dict[str, Any]], PrivacyStatement, str | None]
 """The reported parameters, the history, the privacy statement, and why the run stopped early."""
 LONGEST_ROUND = timedelta(hours=12)
-"""How long a rank waits for the others' share of a round; one that is gone is noticed by its heartbeat or its closed connection."""
+"""How long a rank waits for the others' share of a round; a lost rank is detected by its heartbeat or its closed connection."""
 _STOP = 0.0
 _PURPOSES = ("", UPDATE, RATE, CLIP, EVALUATION, CANDIDATE, SCALE)
 """What rank 0 asks for, by the number that it sends; the first is `_STOP`."""
@@ -87,33 +87,33 @@ def share(sizes: Tensor, number: int, of: int) -> Tensor:
 
 
 @dataclass
-class Team(Cohort):
+class RankCohort(Cohort):
     """The ranks of a run, seen from one of them: the cohort of a run whose simulated clients are shared among processes."""
 
     rank: int
     world: int
     heart: Heartbeat
     simulation: Simulation = field(init=False, repr=False)
-    settled: bool = False
+    controls_sent: bool = False
     over: bool = False
     owned: Tensor | None = field(default=None, repr=False)
     failed: Exception | None = None
 
     @staticmethod
-    def current() -> Team | None:
+    def current() -> RankCohort | None:
         """The ranks that this process is one of, None where it runs alone."""
         if world() == 1:
             return None
         try:
-            return Team(dist.get_rank(), dist.get_world_size(), Heartbeat.start())
+            return RankCohort(dist.get_rank(), dist.get_world_size(), Heartbeat.start())
         except RuntimeError as error:
             raise RoundFailed(
                 f"rank {dist.get_rank()} could not meet the others before the first round: {_first_line(error)}"
             ) from None
 
     @property
-    def busy_elsewhere(self) -> bool:  # type: ignore[override]
-        return self.simulation.busy_elsewhere
+    def cpu_is_idle(self) -> bool:  # type: ignore[override]
+        return self.simulation.cpu_is_idle
 
     def control_variates(self, dimension: int) -> Tensor | None:
         return self.simulation.control_variates(dimension)
@@ -150,7 +150,7 @@ class Team(Cohort):
                 if kind == _STOP:
                     self.over = True
                     if not number:
-                        raise RoundFailed("rank 0 ended the run; its own message says why.")
+                        raise RoundFailed("rank 0 ended the run; see its message.")
                     return self._outcome(int(bits), engine.playing(int(bits)).start)
                 cohort = _broadcast(torch.zeros(int(count), dtype=torch.int64))
                 asked_of = [one for one in range(MOST_CANDIDATES) if int(bits) >> one & 1]
@@ -198,7 +198,7 @@ class Team(Cohort):
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Whatever ends the run on rank 0 ends it on the others."""
+        """End the run on all ranks when it ends on rank 0."""
         try:
             yield
         except BaseException:
@@ -210,7 +210,7 @@ class Team(Cohort):
             self.heart.stop()
 
     def _lost(self, number: int, error: Exception) -> Exception:
-        """A collective that failed, as a sentence; whatever else went wrong stays what it is."""
+        """Turn a failed collective into a `RoundFailed` with a clear message; return other errors unchanged."""
         if error is self.failed or isinstance(error, InputError | RoundFailed):
             return error
         if not isinstance(error, dist.DistBackendError | dist.DistNetworkError) and not _about_connections(error):
@@ -218,7 +218,7 @@ class Team(Cohort):
         self.over = True
         return RoundFailed(
             f"rank {self.rank} lost another rank in round {number} ({_first_line(error)}). Nothing of that round was released. "
-            "The run goes on from its checkpoint with --resume, on any number of ranks."
+            "Resume the run from its checkpoint with --resume, on any number of ranks."
         )
 
     def _mine(self, cohort: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class Team(Cohort):
     def _together(self, request: Request, cohort: Tensor) -> Answer:
         """This rank's part of a round, and at rank 0 all of them. What fails on one rank ends the round on all, when all are there.
 
-        An interrupt waits for nobody: the others see that this rank has gone.
+        An interrupt does not wait for the other ranks; they notice that this rank is gone.
         """
         part = None
         try:
@@ -254,14 +254,13 @@ class Team(Cohort):
         except RuntimeError:
             if failed is None:
                 raise
-        # Where a rank failed everybody knows, so nobody need be told.
+        # All ranks know which rank failed, so no message is needed.
         self.over = self.over or bool(worst)
         if failed is not None:
             raise failed
         if part is None or worst:
             raise RoundFailed(
-                f"rank {int(worst) - 1} failed in round {request.round}; its own message says why. Nothing of that "
-                "round was released."
+                f"rank {int(worst) - 1} failed in round {request.round}; see its message. Nothing of that round was released."
             )
         return self._add(part)
 
@@ -284,10 +283,10 @@ class Team(Cohort):
 
     def _share(self, client_controls: Tensor) -> None:
         """What clients remember goes from rank 0 to all before the first round, in pieces."""
-        if not self.settled:
+        if not self.controls_sent:
             for piece in client_controls.split(_ROWS):
                 dist.broadcast(piece, src=0)
-        self.settled = True
+        self.controls_sent = True
 
 
 def _broadcast(tensor: Tensor) -> Tensor:
@@ -351,11 +350,11 @@ EXIT_CODE = 3
 
 @dataclass
 class Heartbeat:
-    """Notices within seconds that another rank is gone, also where its machine vanished without closing a connection.
+    """Detects within seconds that another rank is lost, even if its machine did not close the connection.
 
-    A round may rightly take hours, so waiting for a rank says nothing about it. Each rank therefore writes a beat to a small store
-    of rank 0's every few seconds, from a thread that runs beside the training; whoever stops beating is gone. Rank 0 watches all,
-    they watch rank 0.
+    A round may take hours, so a slow rank is not a lost one. Each rank writes a beat to a small store
+    of rank 0's every few seconds, from a thread that runs beside the training; a rank without a beat is gone. Rank 0 watches all
+    others, and they watch rank 0.
     """
 
     store: dist.TCPStore
@@ -386,14 +385,14 @@ class Heartbeat:
         self.stopped.set()
 
     def _run(self) -> None:
-        watched = range(1, self.world) if self.rank == 0 else [0]
-        seen = {other: ("", time.monotonic()) for other in watched}
+        others = range(1, self.world) if self.rank == 0 else [0]
+        seen = {other: ("", time.monotonic()) for other in others}
         count = 0
         while not self.stopped.wait(EVERY):
             count += 1
             try:
                 self.store.set(f"beat/{self.rank}", str(count))
-                beats = {other: self.store.get(f"beat/{other}").decode() for other in watched}
+                beats = {other: self.store.get(f"beat/{other}").decode() for other in others}
             except RuntimeError:
                 # Rank 0's store is gone, perhaps because the run is over and this rank is about to hear of it.
                 if not self.stopped.wait(EVERY):
@@ -416,7 +415,7 @@ class Heartbeat:
             return
         sys.stderr.write(
             f"Stopped: rank {other} of {self.world} is gone (noticed by rank {self.rank}). Nothing of the round was released. "
-            "The run goes on from its checkpoint with --resume, on any number of ranks.\n"
+            "Resume the run from its checkpoint with --resume, on any number of ranks.\n"
         )
         sys.stderr.flush()
         os._exit(EXIT_CODE)

@@ -1,4 +1,4 @@
-"""What a run returns, and the folder that it leaves: configuration, ledger, metrics, model and privacy statement."""
+"""The result of a run, and its folder: configuration, ledger, metrics, model and privacy statement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import STEERING, figure_of, metrics_in
 from dpfedexp.engine.verify import CONTEXT, read_claim, recompute
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.files import finite, replace_tensors, replace_text, undate
+from dpfedexp.files import finite, replace_tensors, replace_text, set_dates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @checked
 @dataclass(frozen=True)
 class Run:
-    """What a run returns.
+    """The result of a run.
 
     Attributes:
         model: the trained module: the average of the last two iterates for FedEXP variants, the last one otherwise.
@@ -52,14 +52,14 @@ class Run:
     history: list[dict[str, Any]] = field(repr=False)
     privacy: PrivacyStatement = field(repr=False)
     ledger: Ledger = field(repr=False)
-    trainer: str = "vectorised"
+    trainer: str = "vectorized"
     stopped: str | None = None
     advice: tuple[Advice, ...] = field(default=(), repr=False)
     facts: RunFacts | None = field(default=None, repr=False)
 
     @property
     def verdict(self) -> str | None:
-        """Why the run learnt nothing, or nothing shows that it did; None where there is no reason to say so."""
+        """Why the run learned nothing, or nothing shows that it did; None where there is no reason to say so."""
         return next((advice.sentence for advice in self.advice if advice.code == "dead"), None)
 
     def save(self, folder: Path | str) -> Path:
@@ -90,9 +90,9 @@ class Run:
     @staticmethod
     @checked
     def load(folder: Path | str, model: nn.Module | None = None) -> Run:
-        """The run that a folder holds, whatever wrote it: `train(out=…)`, `Run.save`, the command line or a deployment.
+        """Load the run of a folder, written by `train(out=…)`, `Run.save`, the command line or a deployment.
 
-        A run that was interrupted or killed is what its last complete round left.
+        An interrupted or killed run is loaded as of its last complete round.
 
         Args:
             folder: the run's folder.
@@ -103,7 +103,7 @@ class Run:
             The run. Its ledger is open for reading only.
         """
         path = Path(folder)
-        require(path.is_dir(), f"the folder {str(path)!r} does not exist; name one that a run was written to.")
+        require(path.is_dir(), f"the folder {str(path)!r} does not exist; pass the folder of a run.")
         require(
             model is None or isinstance(model, nn.Module),
             f"model is a {type(model).__name__}; it must be an nn.Module.",
@@ -171,7 +171,7 @@ class StoredParameters(nn.Module):
 
     def forward(self, *_: object, **__: object) -> Tensor:
         raise InputError(
-            "the run was loaded without its network; write Run.load(folder, model=…) with one like the trained."
+            "the run was loaded without a network; use Run.load(folder, model=…) with a network of the same architecture."
         )
 
 
@@ -184,8 +184,8 @@ def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Mo
         here, there = (f"of shape {tuple(held[name].shape)}" if name in held else "missing" for held in (own, tensors))
         require(
             here == there,
-            f"model is not the network whose parameters {str(folder)!r} holds: {name!r} is {here} in the model and {there} in the "
-            "folder; give a model that was built the same way.",
+            f"model is not the network whose parameters {str(folder)!r} holds: {name!r} is {here} in the model and {there} in "
+            "the folder; pass a model with the same architecture.",
         )
     trained.load_state_dict(tensors, strict=whole)
     return trained
@@ -248,7 +248,7 @@ class RunFacts:
 
 
 def call_text(name: str, given: Mapping[str, object]) -> str:
-    """A call by its named arguments, as somebody would have typed it."""
+    """Format a call with its named arguments as Python code."""
     return f"{name}({', '.join(f'{key}={argument_text(value)}' for key, value in given.items())})"
 
 
@@ -265,14 +265,14 @@ def argument_text(value: object) -> str:
 
 
 class RunFolder:
-    """Writes metrics as they come, and everything else at the end. `engine.outlets` says what each file is.
+    """Writes the files of a run: metrics after every round, the rest at the end (`engine.outlets` lists them).
 
     With `resume` the folder may hold an unfinished run. Its metrics are taken back to its checkpoint when the first new round is
-    recorded, which is when the run holds the ledger's lock and nobody else is writing.
+    recorded, when the run holds the ledger's lock and is the only writer.
 
     Args:
         path: the folder.
-        resume: go on with the run in it.
+        resume: resume the run in it.
         command: the command that the run is made with; a call from Python says it itself.
         data: what the clients' data are, in words.
         purpose: what the folder is for, where it is not named by the argument `out` or the option `--out`.
@@ -288,7 +288,7 @@ class RunFolder:
             require(not self.path.is_file(), f"{str(self.path)!r} is a file; name a new folder {where}.")
             self.path.mkdir(parents=True, exist_ok=True)
             used = any(self.path.iterdir())
-            hint = f" or go on with {again}" if checkpoint.exists(self.path) and not purpose else ""
+            hint = f" or resume with {again}" if checkpoint.exists(self.path) and not purpose else ""
             require(resume or not used, f"the folder {str(self.path)!r} is not empty; name a new one {where}{hint}.")
             traces = (outlets.CONFIG, outlets.FACTS, outlets.LEDGER, outlets.CHECKPOINT)
             require(
@@ -360,11 +360,11 @@ class RunFolder:
 
     def state(self, privacy: PrivacyStatement) -> None:
         """The run's claim; a later one takes the place of an earlier one."""
-        restate(self.path, privacy, self._began)
+        rewrite_statement(self.path, privacy, self._began)
 
     @staticmethod
-    def retire(folder: Path) -> None:
-        """The results of a run that goes on are no longer its results."""
+    def remove_results(folder: Path) -> None:
+        """Remove the results of an earlier part of a resumed run."""
         with _writing(folder):
             for name in (outlets.MODEL, outlets.STATEMENT, outlets.STATEMENT_TEXT, outlets.METRICS_TABLE):
                 (folder / name).unlink(missing_ok=True)
@@ -376,12 +376,12 @@ class RunFolder:
             self._metrics = None
 
 
-def restate(folder: Path, privacy: PrivacyStatement, when: float | None = None) -> None:
+def rewrite_statement(folder: Path, privacy: PrivacyStatement, when: float | None = None) -> None:
     """Writes a run's claim into its folder. The files of a run that protects real data all get one date."""
     with _writing(folder):
         write_statement(folder, privacy)
         if not privacy.simulated:
-            undate(folder, outlets.OUTLETS, time.time() if when is None else when)
+            set_dates(folder, outlets.OUTLETS, time.time() if when is None else when)
 
 
 @contextlib.contextmanager

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dpfedexp.algorithms.probe import CANDIDATE, CLIP, SCALE, UPDATE, bins_of, in_bins
+from dpfedexp.algorithms.probe import CANDIDATE, CLIP, SCALE, UPDATE, bin_answers, bin_count
 from dpfedexp.algorithms.round import Participation
 from dpfedexp.core.client_metrics import EVALUATION, WIDTH
 from dpfedexp.core.clipping import clip, row_norms
-from dpfedexp.core.local import Schedule, schedule
-from dpfedexp.core.local_rate import SCALES, best_scale, moves, nearest, preferred
+from dpfedexp.core.local_optimizer import Schedule, schedule
+from dpfedexp.core.local_rate import SCALES, best_rates, best_scale, moves, nearest_radii
 from dpfedexp.core.noise import Streams, SystemStreams
-from dpfedexp.core.sums import Sums, further
+from dpfedexp.core.sums import Sums, client_votes
 from dpfedexp.engine.engine import ANCHOR, BEFORE, Answer, Cohort, Request
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.machine import zero_rows
 from dpfedexp.trainers.client_losses import AllRows, ClientLosses, ClientScores
-from dpfedexp.trainers.isolation import learnt_apart, padded
+from dpfedexp.trainers.isolation import padded, train_isolated
 from dpfedexp.trainers.task import Task, Trainer
 
 Ballots = Callable[[Request, Tensor, Tensor], Tensor]
@@ -75,7 +75,7 @@ class Simulation(Cohort):
         return len(self.task.clients)
 
     @property
-    def busy_elsewhere(self) -> bool:  # type: ignore[override]
+    def cpu_is_idle(self) -> bool:  # type: ignore[override]
         return self.task.device.type == "cuda"
 
     def control_variates(self, dimension: int) -> Tensor | None:
@@ -85,7 +85,7 @@ class Simulation(Cohort):
         return self.collect(request, self.drawn(request))
 
     def drawn(self, request: Request) -> Tensor:
-        """Who takes part. Each vote has a cohort of its own: sampling hides a client only if draws are independent."""
+        """Draw the cohort. Every vote draws its own cohort, because amplification by sampling needs independent draws."""
         name = "participation" if request.purpose == UPDATE else f"participation, {request.purpose}"
         if request.purpose != UPDATE and request.state.candidate:
             name += f", candidate {request.state.candidate}"
@@ -128,7 +128,7 @@ class Simulation(Cohort):
             elif clients is chunks[-1]:
                 # Asked now, judged below: a GPU that still trains need not wait for the processor.
                 judge = self.task.look()
-            # In an isolated run rows are clipped and randomised in shapes of one size, the last of which may have rows to spare.
+            # In an isolated run rows are clipped and randomized in shapes of one size, the last of which may have rows to spare.
             unit, first = self.unit or len(clients), 0
             for part, rows in zip(clients.split(unit), updates.split(unit), strict=True):
                 own_votes = {} if ballots is None else {"ballots": ballots[first : first + len(rows)]}
@@ -147,19 +147,17 @@ class Simulation(Cohort):
             judge()
         if unchanged is not None:
             unchanged(judged=True)
-        width = bins_of(request.purpose) or mechanism.width(len(w))
+        width = bin_count(request.purpose) or mechanism.width(len(w))
         zero = Sums.zero(width, self.task.device, len(mechanism.votes))
         return Answer(sums or zero, {}, controls, true_squares)
 
     def _ballots(self, request: Request, clients: Tensor, updates: Tensor) -> Tensor | None:
         """What the clients of a chunk answer to the votes that are theirs to answer, a row for each update; None without any."""
-        asked = further(request.mechanism.votes)
+        asked = client_votes(request.mechanism.votes)
         if not asked:
             return None
         if self.ballots is None:
-            raise InputError(
-                f"the vote {asked[0].name!r} is asked for, and nobody answers it; give the run its ballots."
-            )
+            raise InputError(f"the vote {asked[0].name!r} has no ballots; pass ballots to the simulation.")
         values = self.ballots(request, clients, updates)
         right = (len(clients), len(asked))
         require(tuple(values.shape) == right, f"ballots have shape {tuple(values.shape)}; they must have {right}.")
@@ -200,7 +198,7 @@ class Simulation(Cohort):
     def best_candidates(self, request: Request, clients: Tensor) -> Tensor:
         """What clients answer to a vote on candidates: ½ in the bin of the released model with the lowest loss on their rows."""
         players = request.state.players
-        losses = torch.full((len(clients), bins_of(CANDIDATE)), math.inf, device=self.task.device)
+        losses = torch.full((len(clients), bin_count(CANDIDATE)), math.inf, device=self.task.device)
         for number, player in players.items():
             of = self.candidates[number]
             w = player.reported.float().to(self.task.device)
@@ -211,7 +209,7 @@ class Simulation(Cohort):
             found = of._of_holders(own, clients, 1, w.device)[: len(clients), 0]
             losses[:, number] = torch.nan_to_num(found, nan=math.inf)
         holds = (self.task.clients.sizes[clients] > 0).to(losses.device) & losses.isfinite().any(1)
-        rows = in_bins(torch.where(holds, losses.argmin(1) + 1, 0), bins_of(CANDIDATE))
+        rows = bin_answers(torch.where(holds, losses.argmin(1) + 1, 0), bin_count(CANDIDATE))
         return pad(rows, (0, 0, 0, -len(rows) % self.unit)) if self.unit else rows
 
     def measurements(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
@@ -224,7 +222,7 @@ class Simulation(Cohort):
         if self.unit is None:
             return scores.of_clients(w, clients, request.round)
         like = torch.zeros(WIDTH, device=w.device)
-        rows = learnt_apart(lambda who: scores.of_clients(w, who, request.round), clients, 1, like=like, public=True)
+        rows = train_isolated(lambda who: scores.of_clients(w, who, request.round), clients, 1, like=like, public=True)
         return pad(rows, (0, 0, 0, -len(rows) % self.unit))
 
     def updates(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
@@ -239,8 +237,8 @@ class Simulation(Cohort):
                 return self.trainer(w, who, self.plan(who, number), number, correction)
             rates = w.new_full((len(who),), rate)
             rows = self.trainer(w, who, self.plan(who, number), number, correction, rates)
-            helped = self.loss_after(w, rows, who, number) < self.loss_after(w, torch.zeros_like(rows), who, number)
-            return torch.where(helped[:, None], rows, torch.zeros_like(rows))
+            improved = self.loss_after(w, rows, who, number) < self.loss_after(w, torch.zeros_like(rows), who, number)
+            return torch.where(improved[:, None], rows, torch.zeros_like(rows))
 
         return self._of_holders(learn, clients, len(w), w.device)
 
@@ -263,13 +261,13 @@ class Simulation(Cohort):
             if request.purpose == SCALE:
                 found = best_scale(torch.stack([looked(who, scale) for scale in SCALES]))
             elif request.purpose == CLIP:
-                found = nearest(row_norms(trained(who, w.new_full((len(who),), rate))))
+                found = nearest_radii(row_norms(trained(who, w.new_full((len(who),), rate))))
             else:
                 still = self.loss_after(w, w.new_zeros(len(who), len(w)), who, BEFORE)
-                found = preferred(still, lambda rates: self.loss_after(w, trained(who, rates), who, BEFORE))
-            return in_bins(found.to(w.device), bins_of(request.purpose))
+                found = best_rates(still, lambda rates: self.loss_after(w, trained(who, rates), who, BEFORE))
+            return bin_answers(found.to(w.device), bin_count(request.purpose))
 
-        return self._of_holders(answers, clients, bins_of(request.purpose), w.device)
+        return self._of_holders(answers, clients, bin_count(request.purpose), w.device)
 
     def _of_holders(
         self, rows_of: Callable[[Tensor], Tensor], clients: Tensor, width: int, device: torch.device
@@ -281,7 +279,7 @@ class Simulation(Cohort):
             return torch.zeros(len(clients), width, device=device) if empty else rows_of(clients)
         filled, real = padded(clients, sizes, self.unit)
         like = torch.zeros(width, device=device)
-        rows = learnt_apart(rows_of, filled, self.unit, like=like, public=self._shapes_are_public)
+        rows = train_isolated(rows_of, filled, self.unit, like=like, public=self._shapes_are_public)
         return rows if bool(real.all()) else torch.where(real.to(device)[:, None], rows, torch.zeros_like(rows))
 
     @property
@@ -310,7 +308,7 @@ class Simulation(Cohort):
     ) -> tuple[Tensor, Tensor]:
         """c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it, or with what it sent.
 
-        A client that holds nothing has learnt nothing, and keeps what it had.
+        A client that holds nothing has learned nothing, and keeps what it had.
         """
         holding = torch.nonzero(self.task.clients.sizes[clients] > 0).flatten()
         clients, delta = clients[holding], delta[holding.to(delta.device)]
@@ -357,15 +355,15 @@ def _unchanged(w: Tensor) -> Callable[..., None]:
 
 
 def ballots_of(task: Task) -> Ballots | None:
-    """Who answers the votes on a local rate that sets itself; None where it is given."""
+    """The ballots of clients on an automatic local rate; None for a given rate."""
     if not task.local.automatic:
         return None
     sizes = task.clients.sizes
 
     def ballots(request: Request, clients: Tensor, updates: Tensor) -> Tensor:
         """A client that was not helped has sent nothing; one without data abstains."""
-        helped = (updates[: len(clients)] != 0).any(1).double()
-        holds = (sizes[clients] > 0).to(helped.device)
-        return torch.where(holds, helped, math.nan)[:, None]
+        improved = (updates[: len(clients)] != 0).any(1).double()
+        holds = (sizes[clients] > 0).to(improved.device)
+        return torch.where(holds, improved, math.nan)[:, None]
 
     return ballots

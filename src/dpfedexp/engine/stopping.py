@@ -1,4 +1,4 @@
-"""Ends of a run that somebody chose: a callback that has seen enough, and an interrupt. Neither loses the run."""
+"""Early ends of a run: a callback that stops it, and an interrupt. Both return the run so far."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 OnRound = Callable[[Record], object]
-"""Called with a round's record. It may raise or return a `Stop`, or raise `StopIteration`, and no round follows."""
+"""A callback that gets a round's record. It ends the run by raising or returning `Stop`, or by raising `StopIteration`."""
 
 
 @checked
 class Stop(Exception):
-    """Raised or returned by `on_round`, it ends a run: the rounds so far are returned, charged and stated like any others.
+    """Ends a run when raised or returned by `on_round`. The run so far is returned with its statement.
 
     Args:
         reason: why, for `Run.stopped`.
-        source: what the decision looked at, for the privacy statement: "private" (values released with noise), "public" (data that
-            are nobody's secret), "test" (the server's own test data) or "unknown".
+        source: what the decision looked at, for the privacy statement: "private" (values released with noise), "public" (public
+            data), "test" (the server's own test data) or "unknown".
 
     >>> Stop("the loss is low enough", source="public").source
     'public'
@@ -60,9 +60,9 @@ class EarlyStopping:
     of them decided, and what holds for that.
 
     Args:
-        metric: the record's field that is watched.
+        metric: the field of the record to monitor.
         patience: after how many measurements in a row without improvement the run ends.
-        least: an improvement is at least this much.
+        min_delta: the smallest change that counts as an improvement.
         better: "lower" or "higher"; by default higher for names that end in accuracy or auc, lower for all others.
         source: what the metric looks at: "private" (released with noise), "public", "test" or "unknown". By default "private" for
             what the mechanism releases, "test" for names that start with test_, and "unknown" for others.
@@ -76,7 +76,7 @@ class EarlyStopping:
 
     metric: str = "test_loss"
     patience: int = 5
-    least: float = 0.0
+    min_delta: float = 0.0
     better: Literal["lower", "higher"] | None = None
     source: Source | None = None
     _best: float = field(default=math.nan, init=False, repr=False)
@@ -85,7 +85,10 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         require(is_count(self.patience), f"patience is {self.patience!r}; it must be a positive whole number.")
-        require(is_number(self.least) and self.least >= 0, f"least is {self.least!r}; it must be a number from 0 on.")
+        require(
+            is_number(self.min_delta) and self.min_delta >= 0,
+            f"min_delta is {self.min_delta!r}; it must be a non-negative number.",
+        )
         require(self.better in (None, "lower", "higher"), f"better is {self.better!r}; it must be 'lower' or 'higher'.")
         released = right(METRICS, self.metric) == "released"
         if self.source is None:
@@ -117,8 +120,8 @@ class EarlyStopping:
         count = f"{self._since} measurement{'' if self._since == 1 else 's'}"
         return Stop(f"{self.metric} has not improved on {best} for {count}.", self.source or "unknown")
 
-    def resumed(self, history: Sequence[Record]) -> Stop | None:
-        """A run begins, or goes on after these rounds: it ends where the uninterrupted one would have ended."""
+    def on_resume(self, history: Sequence[Record]) -> Stop | None:
+        """Restore the state after these rounds, so that a resumed run stops where an uninterrupted one would."""
         self._best, self._best_round, self._since = math.nan, 0, 0
         stop = None
         for record in history:
@@ -130,7 +133,7 @@ class EarlyStopping:
             return math.isfinite(value)
         higher = self.better or ("higher" if self.metric.endswith(("accuracy", "auc")) else "lower")
         gain = value - self._best if higher == "higher" else self._best - value
-        return gain > 0.0 and gain >= self.least
+        return gain > 0.0 and gain >= self.min_delta
 
 
 def callbacks_of(on_round: OnRound | Iterable[OnRound] | None) -> tuple[OnRound, ...]:
@@ -146,16 +149,17 @@ def callbacks_of(on_round: OnRound | Iterable[OnRound] | None) -> tuple[OnRound,
     return many
 
 
-def heard(callbacks: Sequence[OnRound], record: Record) -> Stop | None:
-    """Tells every callback of a round; the first that wants to stop says why."""
+def notify_callbacks(callbacks: Sequence[OnRound], record: Record) -> Stop | None:
+    """Call every callback with a round's record; returns the first `Stop`."""
     answers = [_answer(callback, record) for callback in callbacks]
     return next((stop for stop in answers if stop is not None), None)
 
 
-def tell(callbacks: Sequence[OnRound], method: str, value: object) -> Stop | None:
-    """Gives `value` to the callbacks that have this method, all of them; the first that wants to stop says why.
+def call_hook(callbacks: Sequence[OnRound], method: str, value: object) -> Stop | None:
+    """Call a hook of all callbacks that define it; returns the first `Stop`.
 
-    `begun` gets the facts of the run before its first round, `resumed` the rounds that there were before, and `finished` the run.
+    `on_train_begin` gets the facts of the run before its first round, `on_resume` the rounds that there were before, and
+    `on_train_end` the run.
     """
     asked = [getattr(callback, method, None) for callback in callbacks]
     answers = [one(value) for one in asked if callable(one)]

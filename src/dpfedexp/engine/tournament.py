@@ -10,7 +10,7 @@ from torch import nn
 
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.probe import MOST_CANDIDATES, Extras, candidate_vote
-from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.local_rate import scale_rounds
 from dpfedexp.engine.engine import Engine, Tournament
 from dpfedexp.engine.simulated import Simulation
@@ -35,7 +35,7 @@ class Candidate:
     """
 
     model: nn.Module | None = None
-    local: LocalOptimiser | None = None
+    local: LocalOptimizer | None = None
     algorithm: Algorithm | None = None
     rate: float = 1.0
     name: str = ""
@@ -55,11 +55,11 @@ class Candidate:
         return self.name or ", ".join(filter(None, parts)) or "as given"
 
 
-def candidates_of(given: Sequence[Candidate | nn.Module | LocalOptimiser | Algorithm] | None) -> tuple[Candidate, ...]:
+def candidates_of(given: Sequence[Candidate | nn.Module | LocalOptimizer | Algorithm] | None) -> tuple[Candidate, ...]:
     """The candidates that a user names; a network, a local optimizer or an algorithm alone is one too."""
     if given is None:
         return ()
-    kinds = {nn.Module: "model", LocalOptimiser: "local", Algorithm: "algorithm"}
+    kinds = {nn.Module: "model", LocalOptimizer: "local", Algorithm: "algorithm"}
     found = []
     require(
         isinstance(given, Sequence) and 2 <= len(given) <= MOST_CANDIDATES,
@@ -96,7 +96,7 @@ def phases_of(candidates: int, rounds: int) -> tuple[tuple[int, int], ...]:
 
 def compared(
     candidates: Sequence[Candidate],
-    local: LocalOptimiser,
+    local: LocalOptimizer,
     rounds: int,
     prepared: Callable[[Candidate, Extras], tuple[Engine, str | None]],
 ) -> tuple[Engine, str | None]:

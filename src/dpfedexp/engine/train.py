@@ -15,32 +15,32 @@ from torch import nn
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms.algorithm import Aggregation, aggregated
+from dpfedexp.algorithms.algorithm import Aggregation, with_aggregation
 from dpfedexp.algorithms.probe import Extras, evaluation_interval
 from dpfedexp.algorithms.round import Participation, State
-from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.losses import Loss, check_labels, check_loss
 from dpfedexp.core.modules import Layout, each, shape_of
 from dpfedexp.engine.checkpoint import Checkpoint, digest
-from dpfedexp.engine.conduct import Conduct, conduct
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.open_run import OpenRun, described, facts_of, find
 from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.ranks import Team
+from dpfedexp.engine.ranks import RankCohort
 from dpfedexp.engine.run import Run, RunFacts, RunFolder
+from dpfedexp.engine.runner import RunnerOptions, run_to_end
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.engine.tournament import Candidate, candidates_of, compared
 from dpfedexp.errors import InputError, checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
 from dpfedexp.mechanisms import Secure
-from dpfedexp.trainers.execution import MOVED, Execution, execution_on
+from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, execution_on
 from dpfedexp.trainers.module_checks import applied, first_line
 from dpfedexp.trainers.select import trainer_again
 from dpfedexp.trainers.task import Clients
 
-ELSEWHERE = {
+TRAIN_HINTS = {
     "lr": "local=Sgd(lr=0.1, steps=10)",
     "steps": "local=Sgd(lr=0.1, steps=10)",
     "epochs": "local=Sgd(lr=0.1, epochs=1)",
@@ -52,16 +52,16 @@ ELSEWHERE = {
     "folder": "out",
     "callbacks": "on_round=[…], functions of one record",
 }
-"""What people give to `train` itself, and where it belongs."""
+"""Hints for arguments that belong to another object."""
 
 
-@checked(instead=MOVED | ELSEWHERE)
+@checked(hints=EXECUTION_HINTS | TRAIN_HINTS)
 def train(
     model: nn.Module,
     clients: Clients,
     algorithm: Algorithm,
     *,
-    local: LocalOptimiser,
+    local: LocalOptimizer,
     rounds: int,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -82,7 +82,7 @@ def train(
     resume: bool = False,
     aggregation: Aggregation = "plain",
     secure: Secure = False,
-    candidates: Sequence[Candidate | nn.Module | LocalOptimiser | Algorithm] | None = None,
+    candidates: Sequence[Candidate | nn.Module | LocalOptimizer | Algorithm] | None = None,
     diagnostics: bool = False,
     progress: bool = True,
     on_round: OnRound | Sequence[OnRound] | None = None,
@@ -91,7 +91,7 @@ def train(
     """Train a model over clients with a differentially private algorithm, simulated on this machine.
 
     Every round is charged to the ledger, on disk where it has a file, before its result exists. Noise comes from `seed` unless the
-    run is secure: a simulation studies an algorithm; it protects nobody's real data.
+    run is secure: a simulation is for studying an algorithm and does not protect real data.
 
     Args:
         model: any nn.Module; it is copied, and its parameters are the starting point.
@@ -99,13 +99,13 @@ def train(
         algorithm: what is run, such as `cdp_fedexp(clip=0.3, target_epsilon=8.0)`.
         local: what a client does, such as `Sgd(lr=0.1, steps=10)`.
         rounds: how many rounds.
-        seed: what every draw of a simulation follows from.
+        seed: the seed of all random draws of a simulation.
         device: a torch device such as "cuda"; the same as `execution=Execution(device=…)`.
         execution: how the run is computed: chunk size, trainer, precision, memory (`Execution`).
         participation: `Full()` (default), `Poisson(rate)` or `FixedSize(count)`.
         population: the public number of clients. Under add-remove adjacency how many there are is private, so it must be declared:
             sums are divided by it, and the federation may hold more or fewer. Under replace-one it is the federation's own.
-        noise_cohort: noise as for a round of so many clients of a larger deployment, while `participation` simulates fewer. The
+        noise_cohort: use the noise of a deployment with this many clients in a round, while `participation` simulates fewer. The
             promise is the deployment's, whose `population` may be given, and not one to the simulated clients.
         loss: a name such as "mse", a loss of torch, or a function (outputs, targets) → one loss per example; the usual one for the
             targets by default (docs/losses.md).
@@ -123,7 +123,7 @@ def train(
             checkpoint after every round. `dpfedexp report`, `dpfedexp privacy verify` and `Run.load` read it.
         checkpoint: a folder that gets only the ledger and a checkpoint after every round. With it or with `out`, what must be
             remembered of the clients goes to a private folder: $DPFEDEXP_PRIVATE, or ~/.local/state/dpfedexp.
-        resume: go on from the checkpoint in `out` or `checkpoint`. The run ends like one that was never interrupted, bit for bit
+        resume: resume from the checkpoint in `out` or `checkpoint`. The run ends like one that was never interrupted, bit for bit
             on the same device.
         aggregation: "plain" for one server that is trusted with the updates; "two-party" for a server and a helper of which neither
             can read one, each with all of the noise; "two-party-one-sided" for the helper's noise alone (docs/trust.md).
@@ -136,8 +136,8 @@ def train(
         on_round: called with every round's record once the round is complete; or a list of such functions. One that raises or
             returns `Stop`, or raises `StopIteration`, ends the run: what was made is returned, and the statement says so. See
             `EarlyStopping` and `dpfedexp.sinks`.
-        on_advice: called with what there is to say about the run, before it and while it goes on (docs/advice.md); by default what
-            is a warning becomes an `AdviceWarning`. `Run.advice` holds all of it.
+        on_advice: called with advice about the run (docs/advice.md). By default warnings become an `AdviceWarning`; `Run.advice`
+            holds all advice.
 
     Returns:
         The trained model, the history, the privacy statement and the ledger (`Run`). A KeyboardInterrupt loses nothing either: it
@@ -154,7 +154,7 @@ def train(
         3
     """
     if isinstance(algorithm, Algorithm):
-        algorithm = aggregated(algorithm, aggregation)
+        algorithm = with_aggregation(algorithm, aggregation)
     execution = execution_on(device, execution)
     callbacks = callbacks_of(on_round)
     require(
@@ -177,7 +177,7 @@ def train(
     require(
         budget is None or (is_number(budget) and budget > 0), f"budget is {budget!r}; it must be a positive epsilon."
     )
-    team = Team.current()
+    team = RankCohort.current()
     follows = team is not None and team.rank > 0
     with nullcontext() if team is None else team.at_work():
         run_folder = None if follows else _run_folder(out, checkpoint, resume)
@@ -189,7 +189,7 @@ def train(
             return prepare(
                 one.model or model,
                 clients,
-                aggregated(one.algorithm, aggregation) if one.algorithm is not None else algorithm,
+                with_aggregation(one.algorithm, aggregation) if one.algorithm is not None else algorithm,
                 local=one.local or local,
                 rounds=rounds,
                 seed=seed,
@@ -225,16 +225,16 @@ def train(
             warnings.warn(note, stacklevel=3)
         measured = None if by_clients else cast(Any, evaluate)
         measures = [
-            evaluation_of(test, measured, clients, one, own, metrics)
+            make_evaluator(test, measured, clients, one, own, metrics)
             for one, own in zip(simulations, models, strict=True)
         ]
-        how = Conduct(
+        how = RunnerOptions(
             run_folder,
             folder,
             ledger,
             last,
             resume,
-            None if measures[0] is None else lambda state: cast(Measuring, measures[state.candidate])(state),
+            None if measures[0] is None else lambda state: cast(Evaluator, measures[state.candidate])(state),
             evaluate_every or 1,
             budget,
             callbacks,
@@ -260,7 +260,7 @@ def train(
         def model_of(state: State) -> nn.Module:
             return filled(state.candidate, state.reported.cpu())
 
-        run = conduct(engine, description, how, facts, model_of, trainer)
+        run = run_to_end(engine, description, how, facts, model_of, trainer)
         if team is not None:
             candidate = int(run.history[-1].get("candidate", 0)) if run.history else 0
             w = simulations[candidate].task.layout.read(run.model).cpu()
@@ -303,14 +303,14 @@ def _filled(model: nn.Module, layout: Layout, w: torch.Tensor) -> nn.Module:
     return trained
 
 
-def evaluation_of(
+def make_evaluator(
     test: tuple[Any, Any] | None,
     evaluate: Evaluate | None,
     clients: Clients,
     simulation: Simulation,
     model: nn.Module,
     metrics: Mapping[str, Metric] | None = None,
-) -> Measuring | None:
+) -> Evaluator | None:
     """What measures the model: `evaluate` where it is given, or the test set, which is tried on it before the first round."""
     counted = f" of {len(test)}" if isinstance(test, (tuple, list)) else ""
     require(
@@ -323,7 +323,7 @@ def evaluation_of(
         "metrics are measured on test: give test=(inputs, targets) with them, and no evaluate.",
     )
     if evaluate is not None:
-        return Measuring(model, simulation, evaluate, asks=False)
+        return Evaluator(model, simulation, evaluate, asks=False)
     if test is None:
         return None
     cast = getattr(clients, "prepare", None)
@@ -346,13 +346,13 @@ def evaluation_of(
             raise InputError(
                 f"test has {shapes}, which do not fit the model and its loss: {first_line(error)}"
             ) from None
-    return Measuring(model, simulation, measure, asks=True)
+    return Evaluator(model, simulation, measure, asks=True)
 
 
-class Measuring:
-    """Metrics of released parameters, in a copy of the model that no client trains.
+class Evaluator:
+    """Evaluates released parameters, in a copy of the model that clients do not train.
 
-    Every measurement has a copy of its own, because modules may remember and a caller's function may do what it likes. Where
+    Every evaluation uses a new copy, because modules may keep state and a caller's function may change them. Where
     `evaluate` only `asks`, as a test set does, frozen parameters are not copied, and nothing is where all modules are torch's own,
     which remember nothing in eval mode.
     """
@@ -381,7 +381,7 @@ class Measuring:
 
 
 def _is_torchs_own(module: nn.Module) -> bool:
-    """Whether a module's forward is torch's, with nobody's function before or after it."""
+    """Whether a module's forward is torch's own, without hooks."""
     hooked = any(getattr(module, kind) for kind in ("_forward_hooks", "_forward_pre_hooks"))
     return type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module) and not hooked
 

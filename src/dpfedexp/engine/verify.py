@@ -1,4 +1,4 @@
-"""A run's claim, recomputed from its ledger.
+"""Verification: the claim of a run, recomputed from its ledger.
 
 The claim is `privacy.json`; the evidence is `ledger.jsonl` (what was charged), `metrics.jsonl` (what was released) and, where it
 can be rebuilt, the event that the configuration plans. Every disagreement is one failed check with both sides in its text.
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event, from_json
-from dpfedexp.accounting.ledger import Ledger, Mark
+from dpfedexp.accounting.ledger import Ledger, LedgerMark
 from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.accounting.views import View
 from dpfedexp.algorithms.probe import LATER, evaluation_count
@@ -73,7 +73,7 @@ Outcome = Literal["holds", "false", "incomplete"]
 
 
 def outcome(checks: Sequence[Check]) -> Outcome:
-    """What the checks of a run come to: one disagreement makes a claim false, whatever else is missing."""
+    """The outcome of all checks: one disagreement makes a claim false."""
     if any(not check.passed and not check.incomplete for check in checks):
         return "false"
     return "holds" if all(check.passed for check in checks) else "incomplete"
@@ -93,7 +93,7 @@ def read_claim(run: Path) -> PrivacyStatement | None:
 def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int | None = None) -> PrivacyStatement:
     """The statement that the run's ledger supports, with the context (who, how many) of its claim or its header.
 
-    A run without a claim, of which so many rounds were `planned`, is one that somebody stopped.
+    A run without a claim that made fewer rounds than `planned` counts as stopped early.
     """
     ledger = open_ledger(run)
     header, charges = ledger.header, ledger.charges()
@@ -135,7 +135,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
         statement,
         not_covered=claim.not_covered,
         # What a run chose is in its history and its configuration, not in its ledger; the promise does not rest on it.
-        chosen=claim.chosen,
+        choices=claim.choices,
         planned_rounds=claim.planned_rounds,
         planned_epsilon_total=claim.planned_epsilon_total,
     )
@@ -204,7 +204,7 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         return [Check("ledger", False, _without_ledger(run), incomplete=True)]
     try:
         ledger = open_ledger(run)
-        # A run that goes on charges its ledger before its anchors.
+        # A running run charges its ledger before it moves its anchors.
         marks = _marks(ledger)
         ledger = open_ledger(run)
     except LedgerError as error:
@@ -293,7 +293,7 @@ def _without_ledger(run: Path) -> str:
     return f"{LEDGER} does not exist; a run that charges a ledger elsewhere can be checked only with a copy of it under this name"
 
 
-def _marks(ledger: Ledger) -> list[tuple[Path, Mark]]:
+def _marks(ledger: Ledger) -> list[tuple[Path, LedgerMark]]:
     try:
         return marks_of(ledger.header.get("run"), ledger.first_hash)
     except InputError:  # this machine has no private folder, or can't read it

@@ -1,4 +1,4 @@
-"""The same algorithms as a real federation on Flower: `DpFedExp` on the server, `private_training` on the clients.
+"""Deployment on Flower: `DpFedExp` on the server, `private_training` on the clients.
 
 Flower is imported when one of these names is first used, so the rest of the library works without it.
 """
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from dpfedexp.flower.app_settings import data_path as data_path
     from dpfedexp.flower.app_settings import local_from as local_from
     from dpfedexp.flower.app_settings import round_timeout as round_timeout
+    from dpfedexp.flower.client import clip_and_randomize as clip_and_randomize
     from dpfedexp.flower.client import private_training as private_training
-    from dpfedexp.flower.client import privatize as privatize
     from dpfedexp.flower.guard import Guard as Guard
     from dpfedexp.flower.messages import deployment_noise as deployment_noise
     from dpfedexp.flower.strategy import DpFedExp as DpFedExp

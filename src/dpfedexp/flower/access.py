@@ -1,4 +1,4 @@
-"""Who may reach what: users of a machine, nodes by their keys, requests by their paths, and which Flower stands behind it.
+"""Access control: local users, node keys, request paths, and the supported versions of Flower.
 
 A node's id follows from its public key, so it is the same after every restart and on every SuperLink. Flower draws ids and forgets
 them with its database. Here a list of keys is a list of ids: the SuperLink lets these nodes in, and a run asks these nodes only.
@@ -166,7 +166,7 @@ def _check(path: Path, most: int, owned: bool) -> None:
 
 
 def forbid_core_dumps() -> None:
-    """Neither this process nor one that it starts leaves its memory on disk when it crashes.
+    """Disable core dumps of this process and its children.
 
     The limit is inherited. That other processes of the same user may not look into this one, nor a handler of core dumps, ends
     with the next program, which has to ask for it itself.

@@ -1,6 +1,6 @@
 """`dpfedexp flower new`, a small Flower app to start from, and `run`: `flwr run --stream` whose exit status says how it ended.
 
-Flower's own command ends with 0 whatever became of the server app, and a relative folder lies where the SuperLink was started.
+Flower's own command exits with 0 even if the server app failed, and resolves relative folders where the SuperLink was started.
 Here the folder is meant from where the user is, and the end is read from the run's `status.json` and from Flower.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from dpfedexp.engine.outlets import LEDGER, STATUS
 from dpfedexp.errors import InputError, nearest, require
-from dpfedexp.flower.local import FOLDER, QUIET, find_running, program
+from dpfedexp.flower.local_deployment import FOLDER, QUIET, find_running, program
 from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
@@ -90,7 +90,7 @@ def run_app(
     if (folder / LEDGER).exists() and not {**written, **given}.get("federation.resume"):
         # What the server app would refuse later, with a traceback.
         raise InputError(
-            f"the folder {str(folder)!r} holds a run already; go on with it (--resume), or begin another one in a new folder "
+            f"the folder {str(folder)!r} already holds a run; resume it (--resume), or start another one in a new folder "
             "(--folder runs/second)."
         )
     if logs is not None and {**written, **given}.get("federation.resume") and not folder.exists():
@@ -242,7 +242,7 @@ def _end(folder: Path, connection: str, run: str, environment: Mapping[str, str]
     if told and not (flowers.endswith("failed") and told["status"] == "completed"):
         return str(told["status"]), told
     if told:  # the status of an earlier run in this folder, or of rounds after which the app itself failed
-        told = {**told, "reason": "The log above says why."}
+        told = {**told, "reason": "See the log above."}
     return ("completed" if flowers == "finished:completed" else "failed"), told
 
 

@@ -1,4 +1,4 @@
-"""The settings of a Flower app's configuration, for the server and for the clients.
+"""The settings of a Flower app, for the server and the clients.
 
 Flower flattens `[tool.flwr.app.config.algorithm] clip = 0.3` to the key `algorithm.clip`, which `flwr run -c 'algorithm.clip=0.5'`
 overrides. The sections `algorithm`, `local` and `participation` are those of a `dpfedexp train` file, `federation` is Flower's own;
@@ -18,7 +18,7 @@ from dpfedexp.algorithms.probe import Extras, Probe, bind, evaluation_count
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
 from dpfedexp.core.client_metrics import ClientMetrics
-from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.engine.fit import fit_settings, rounds_for
 from dpfedexp.errors import InputError, checked
 from dpfedexp.flower.messages import at_round
@@ -76,8 +76,8 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
 
 
-class Announced(NamedTuple):
-    """The mechanisms of a run, and how often each of them is asked for."""
+class ConfiguredRun(NamedTuple):
+    """The mechanisms of a run, and how often each is used."""
 
     mechanism: Mechanism
     probe: Probe | None
@@ -88,8 +88,8 @@ class Announced(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Announced:
-    """What an app's configuration announces for a model of so many parameters.
+def configured_run(run_config: tuple[tuple[str, Any], ...], dimension: int) -> ConfiguredRun:
+    """The mechanisms of a run, from an app's configuration and the number of parameters.
 
     Calibrating the noise of a sampled round takes seconds, and in Flower's simulation one process is many nodes.
     """
@@ -101,19 +101,19 @@ def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Announ
     local, secure = settings.build_local(), algorithm.private
     many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
     bound = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure, extras=Extras(many))
-    return Announced(*bound, rounds, many, federation.clients_per_node)
+    return ConfiguredRun(*bound, rounds, many, federation.clients_per_node)
 
 
 @checked
-def local_from(run_config: Mapping[str, Any], message: Message | None = None) -> LocalOptimiser:
-    """The clients' optimiser that an app's configuration asks for, for the app's train function.
+def local_from(run_config: Mapping[str, Any], message: Message | None = None) -> LocalOptimizer:
+    """The clients' optimizer that an app's configuration asks for, for the app's train function.
 
     Args:
         run_config: Flower's flattened configuration, with the section `local`.
         message: the server's, which says the round; needed where the rate has a schedule.
 
     Returns:
-        The optimiser, for `train_local`, or for a training loop of your own.
+        The optimizer, for `train_local`, or for a training loop of your own.
     """
     return at_round(read_settings(run_config)[1].build_local(), message)
 

@@ -1,4 +1,4 @@
-"""The client's side: what leaves a node is a report of the mechanism and nothing else.
+"""The client's side on Flower: only a report of the mechanism leaves a node.
 
 `private_training` is a Flower mod for a train function:
 
@@ -6,11 +6,11 @@
     def train(msg: Message, context: Context) -> Message: ...
 
 The function trains as in any Flower app and returns the trained parameters. The mod computes the update itself, clips it and, in
-local privacy, randomises it, before a reply exists. Where the run asks for votes, the function returns their values as metrics in a
-record "dpfedexp.votes"; they leave the node centred and within ±½. All other metrics, losses, numbers of examples and error texts
+local privacy, randomizes it, before a reply exists. Where the run asks for votes, the function returns their values as metrics in a
+record "dpfedexp.votes"; they leave the node centered and within ±½. All other metrics, losses, numbers of examples and error texts
 stay on the node. That a client answers at all, and when, is visible to the server.
 
-A node whose operator has set no guard file holds a run to what it announced (`Announcement`). Limits over all runs, restarts and
+A node without a guard file holds a run to the limits that it announced (`AnnouncedLimits`). Limits over all runs, restarts and
 simultaneous messages need a guard file.
 """
 
@@ -34,31 +34,31 @@ from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.modules import Layout
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.sums import further
+from dpfedexp.core.sums import client_votes
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower import messages
-from dpfedexp.flower.app_settings import announced
+from dpfedexp.flower.app_settings import configured_run
 from dpfedexp.flower.guard import Guard, Refused, node_charge, total
 from dpfedexp.flower.helper import Sender, helper_reply, masked_content, pinned_key
 from dpfedexp.flower.messages import (
     CORRECTION,
     MODEL,
-    Request,
-    deployed,
+    NodeRequest,
     deployment_noise,
     layout_of,
     refusal,
     to_arrays,
     to_flat,
+    with_secure_noise,
 )
 from dpfedexp.mechanisms import Mechanism, Report
-from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.mechanisms.serialization import decode, encode
 
 _log = logging.getLogger("flwr")
 
 ENFORCED = "dpfedexp-enforced"
 _OWN_CONTROL = "dpfedexp.own-control"
-_ANNOUNCEMENT = "dpfedexp.announcement"
+_ANNOUNCED_LIMITS = "dpfedexp.announced-limits"
 _DELTA = 1e-5
 """At which ε is shown; costs are compared by μ, or by the pure ε of a PrivUnit report."""
 _ROUNDING = 1 + 1e-6
@@ -68,18 +68,18 @@ _SEARCH = 1 + 1e-4
 
 
 @checked
-def privatize(
+def clip_and_randomize(
     update: Tensor, mechanism: Mechanism, noise: Noise | None = None, ballots: Tensor | None = None
 ) -> Report:
-    """What a client may send instead of its update: the mechanism's report, from an update [d] or one row per client [n, d].
+    """Clip and randomize an update [d], or one row per client [n, d]; returns the mechanism's report.
 
     Formal guarantee: that of `mechanism`. Rows that are not finite become zero, rows are clipped to the ball of radius C, then the
     mechanism adds what its setting asks of a client: nothing in central privacy, all of the noise in local privacy. Noise comes
     from the operating system unless a test passes its own. `ballots` has a row per client with the values of the mechanism's votes
-    other than "within clip", [n, k']; whatever they are, a share is within ±½.
+    other than "within clip", [n, k']; a share is always within ±½.
 
     >>> from dpfedexp.mechanisms import CentralGaussian
-    >>> privatize(torch.tensor([3.0, 4.0]), CentralGaussian(clip=1.0, noise_multiplier=5.0)).vector
+    >>> clip_and_randomize(torch.tensor([3.0, 4.0]), CentralGaussian(clip=1.0, noise_multiplier=5.0)).vector
     tensor([[0.6000, 0.8000]])
     """
     rows = update[None] if update.dim() == 1 else update
@@ -87,9 +87,9 @@ def privatize(
     return mechanism.randomize(clipped, torch.arange(len(rows)), noise or deployment_noise(), **given)
 
 
-def reply_content(update: Tensor, request: Request, ballots: Tensor | None, sender: Sender) -> RecordDict:
+def reply_content(update: Tensor, request: NodeRequest, ballots: Tensor | None, sender: Sender) -> RecordDict:
     """The whole content of the reply that carries this update's report; a mask needs to know who sends it."""
-    report = privatize(update, request.mechanism, ballots=ballots)
+    report = clip_and_randomize(update, request.mechanism, ballots=ballots)
     if request.mechanism.needs_helper:
         return masked_content(report, request, sender)
     if request.clients:
@@ -98,16 +98,16 @@ def reply_content(update: Tensor, request: Request, ballots: Tensor | None, send
 
 
 def enforced(context: Context) -> bool:
-    """Whether the site's own process (`dpfedexp node`) clips, randomises and charges, so that this one must not do it as well.
+    """Whether the site's own process (`dpfedexp node`) clips, randomizes and charges, so that this one must not do it as well.
 
-    The setting is a token that `dpfedexp node` draws when it starts. It is nobody's to type.
+    The setting is a random token that `dpfedexp node` draws when it starts; users do not set it.
     """
     return re.fullmatch(r"[0-9a-f]{32}", str(context.node_config.get(ENFORCED))) is not None
 
 
-def read_request(message: Message) -> tuple[Request, Layout, Tensor]:
+def read_request(message: Message) -> tuple[NodeRequest, Layout, Tensor]:
     """The server's request, and the layout and the parameters [d] of the model that it came with."""
-    request = Request.from_message(message)
+    request = NodeRequest.from_message(message)
     model = message.content.array_records.get(MODEL)
     if model is None:
         raise InputError(f"the message carries no model: its arrays must be in the record {MODEL!r}.")
@@ -126,7 +126,7 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
     try:
         request, layout, w = read_request(message)
         control = _control(message, request, layout)
-        # Last, because whoever is refused pays nothing, and whoever is admitted has paid.
+        # Last, because a refused request must cost nothing, and an admitted one is charged here.
         helper_key = ""
         if not enforced(context):
             guard = _guard(context)
@@ -157,7 +157,7 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         return Message(reply_content(update, request, read_ballots(trained, request), sender), reply_to=message)
     except Exception as error:
         _log.error("the app's train function failed on this node", exc_info=error)
-        return refusal(message, "the app's train function failed; the node's own log says why.")
+        return refusal(message, "the app's train function failed; see the node's log.")
 
 
 def _guard(context: Context) -> Guard | None:
@@ -165,10 +165,10 @@ def _guard(context: Context) -> Guard | None:
     try:
         return Guard.of_node(context.node_config)
     except InputError as reason:
-        raise Refused(str(reason), shown="this node's guard file can't be used; the node's own log says why.") from None
+        raise Refused(str(reason), shown="this node's guard file can't be used; see the node's log.") from None
 
 
-def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Tensor:
+def _update(trained: Message, request: NodeRequest, layout: Layout, w: Tensor) -> Tensor:
     """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ [d], or the rows that `answer` computed, one for each client [n, d]."""
     if trained.has_error():
         raise RuntimeError(trained.error.reason or "the app returned an error")
@@ -185,9 +185,9 @@ def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Te
     return to_flat(records[MODEL], layout, torch.float32).sub_(w)
 
 
-def read_ballots(trained: Message, request: Request) -> Tensor | None:
+def read_ballots(trained: Message, request: NodeRequest) -> Tensor | None:
     """The app's values of the votes, a row per client; NaN, which counts as the middle, for what is missing or odd."""
-    asked = further(request.mechanism.votes)
+    asked = client_votes(request.mechanism.votes)
     if not asked:
         return None
     record = trained.content.metric_records.get(messages.BALLOTS) or MetricRecord()
@@ -200,7 +200,7 @@ def read_ballots(trained: Message, request: Request) -> Tensor | None:
     return values
 
 
-def _control(message: Message, request: Request, layout: Layout) -> Tensor | None:
+def _control(message: Message, request: NodeRequest, layout: Layout) -> Tensor | None:
     """With SCAFFOLD, the server's control variate c; the app gets the record `correction` = c − c_i, to add to every gradient."""
     if request.tau_eta_l is None:
         return None
@@ -221,10 +221,10 @@ def _own_control(context: Context, dimension: int) -> Tensor:
 
 
 def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: Tensor, tau_eta_l: float) -> None:
-    """c_i ← c_i − c − Δ_i/(τη_l) with the client's own clipped update, before randomisation; it never leaves the node.
+    """c_i ← c_i − c − Δ_i/(τη_l) with the client's own clipped update, before randomization; it never leaves the node.
 
     Flower keeps `context.state` in the node's memory. A node that restarts, or a run that is resumed, starts from c_i = 0, and the
-    next c_i is the mean of its local gradients again whatever it was before: a loss costs one round of correction and no privacy.
+    next c_i is again the mean of its local gradients: losing it costs one round of correction and no privacy.
     One that is not finite is lost too, or every later update would be.
     """
     delta = clip(update[None], mechanism.clip).vectors[0]
@@ -235,14 +235,15 @@ def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: T
 
 
 @dataclass(frozen=True)
-class Announcement:
-    """The mechanism of every round (but for an adaptive clip), how many rounds there are, and clients per node.
+class AnnouncedLimits:
+    """The limits that a run announces: its mechanism, number of rounds and clients per node.
 
     A run announces them in its configuration (`context.run_config`), which Flower fixes when the run is created, or in its first
     request where that has no sections of this library's. Later requests may not be of another kind of mechanism, cost more, clip at
-    a larger radius (unless the clip is adaptive), ask for more clients of a node, or be more than the announced number of rounds: a
-    repeated round costs again. Updates without clip and noise leave the node only if the configuration itself announces an
-    algorithm without privacy. Kept in `context.state`, it binds one run; messages that come at once are counted once.
+    a larger radius (unless the clip is adaptive), ask for more clients of a node, or be more than the announced number of
+    rounds: a repeated round is charged again. Updates without clip and noise leave the node only if the configuration itself
+        announces an algorithm without privacy. Kept in `context.state`, it binds one run; messages that come at once are counted
+        once.
     """
 
     mechanism: Mechanism
@@ -253,24 +254,24 @@ class Announcement:
     evaluations: int = 0
 
     @staticmethod
-    def of_run(run_config: Mapping[str, Any], dimension: int) -> Announcement | None:
-        """What the configuration announces for a model of so many parameters; None if it is not one of this library's."""
+    def of_run(run_config: Mapping[str, Any], dimension: int) -> AnnouncedLimits | None:
+        """The limits that the configuration announces; None for a configuration without sections of this library."""
         try:
-            made = announced(tuple(run_config.items()), dimension)
+            made = configured_run(tuple(run_config.items()), dimension)
         except InputError:
             return None
-        return Announcement(
+        return AnnouncedLimits(
             made.mechanism, made.rounds, made.clients_per_node, made.probe, made.evaluation, made.evaluations
         )
 
     @staticmethod
-    def of_request(request: Request) -> Announcement:
+    def of_request(request: NodeRequest) -> AnnouncedLimits:
         if not request.mechanism.is_private:
             raise Refused(
                 "mechanism 'none' sends updates as they are, and the run's configuration announces no algorithm without privacy "
                 "(algorithm.name 'fedavg' or 'fedexp'); announce one, or list 'none' in this node's guard file."
             )
-        return Announcement(request.mechanism, request.rounds, request.clients_per_node)
+        return AnnouncedLimits(request.mechanism, request.rounds, request.clients_per_node)
 
     def answers(self, purpose: str) -> int:
         """How often a node answers a request for this purpose."""
@@ -278,7 +279,7 @@ class Announcement:
             return 0 if self.probe is None else len(self.probe.scale_rounds)
         return {UPDATE: self.rounds, EVALUATION: self.evaluations}.get(purpose, 1)
 
-    def check(self, request: Request) -> None:
+    def check(self, request: NodeRequest) -> None:
         """Raises `Refused` if the request asks for more than this."""
         promised = self.mechanism
         if request.purpose == EVALUATION:
@@ -309,18 +310,20 @@ class Announcement:
             raise Refused(f"clip {clip:g} is above the {most:g} that this run announced.")
 
 
-def admit_announced(request: Request, context: Context, dimension: int) -> None:
+def admit_announced(request: NodeRequest, context: Context, dimension: int) -> None:
     """Returns when the request is within what its run announced, and counts the answer; raises `Refused` otherwise."""
     # By run: Flower hands the state of one run to the next of the same series.
-    name = f"{_ANNOUNCEMENT}.{context.run_id}"
+    name = f"{_ANNOUNCED_LIMITS}.{context.run_id}"
     kept: dict[str, Any] = dict(context.state.config_records.get(name) or {})
     if kept.get("dimension", dimension) != dimension:
         raise Refused(f"the model has {dimension} parameters, and had {kept['dimension']} when this run began.")
     # Flower fixes a run's configuration when the run is created.
-    announcement = Announcement.of_run(context.run_config, dimension)
+    announcement = AnnouncedLimits.of_run(context.run_config, dimension)
     if announcement is None and kept:
-        announcement = Announcement(deployed(decode(kept["mechanism"])), kept["rounds"], kept["clients_per_node"])
-    announcement = announcement or Announcement.of_request(request)
+        announcement = AnnouncedLimits(
+            with_secure_noise(decode(kept["mechanism"])), kept["rounds"], kept["clients_per_node"]
+        )
+    announcement = announcement or AnnouncedLimits.of_request(request)
     update = request.purpose == UPDATE
     allowed = announcement.answers(request.purpose)
     counter = "answers" if update else request.purpose
@@ -328,9 +331,9 @@ def admit_announced(request: Request, context: Context, dimension: int) -> None:
     announcement.check(request)
     if answers >= allowed:
         raise Refused(
-            f"this node has answered {answers} times, as often as this run announced rounds; a repeated round costs again."
+            f"this node has answered {answers} times, as often as this run announced rounds; a repeated round is charged again."
             if update
-            else f"this node has answered {request.purpose!r} as often as this run announced; a repeated answer costs again."
+            else f"this node has answered {request.purpose!r} as often as this run announced; a repeated answer is charged again."
         )
     if not kept:
         _log.info(

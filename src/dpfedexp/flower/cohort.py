@@ -21,13 +21,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms.probe import SCALE, UPDATE, bins_of
+from dpfedexp.algorithms.probe import SCALE, UPDATE, bin_count
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.modules import Layout
 from dpfedexp.core.noise import Noise, Words
 from dpfedexp.core.sums import Sums
-from dpfedexp.engine.engine import ANCHOR, Answer, Cohort
-from dpfedexp.engine.engine import Request as Question
+from dpfedexp.engine.engine import ANCHOR, Answer, Cohort, Request
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.flower.helper import HELPER, round_of
 from dpfedexp.flower.messages import (
@@ -37,14 +36,14 @@ from dpfedexp.flower.messages import (
     REFUSAL,
     REPORT,
     REQUEST,
-    Request,
+    NodeRequest,
     read_parts,
     read_sums,
     strict_array,
     to_arrays,
 )
 from dpfedexp.mechanisms import Mechanism, Release
-from dpfedexp.mechanisms.aggregation import SEALED_BYTES, Masked, Round, server_release, set_digest
+from dpfedexp.mechanisms.aggregation import SEALED_BYTES, MaskedRow, RoundBinding, server_release, set_digest
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 _log = logging.getLogger("flwr")
@@ -91,7 +90,7 @@ class Participants:
     def nodes_of_round(self, grid: Grid) -> list[int]:
         """Who can be asked: all that are connected where the run is open, otherwise the participants that are connected.
 
-        One that is absent is a reply that is missing. Only the first round waits for all: a node that is gone is not waited for.
+        An absent node counts as a missing reply. Only the first round waits for all nodes.
         """
         enough, begun = max(1, math.ceil(self.min_reply_fraction * self.count)), self._begun
         wanted, self._begun = enough if begun else self.count, True
@@ -102,7 +101,7 @@ class Participants:
             if self.open_to_all:
                 return tuple(connected) if self.allowed is None else self.allowed
             kept = tuple(node for node in self.nodes if node in connected) if replace_missing_nodes else self.nodes
-            return joined(connected, kept, self.count)
+            return participants_after(connected, kept, self.count)
 
         if self.open_to_all:
             return wait_for_nodes(grid, wanted, enough, self.timeout, participants, secret=True)
@@ -122,7 +121,7 @@ class Participants:
         return here
 
 
-def joined(connected: Sequence[int], bound: tuple[int, ...], count: int) -> tuple[int, ...]:
+def participants_after(connected: Sequence[int], bound: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Who takes part in the run, in the order in which they joined.
 
     A participant stays one whether or not it is connected now, so that a node that comes later never changes what another
@@ -166,8 +165,8 @@ def wait_for_nodes(
             )
             if more := len(connected) - len(nodes):
                 text += (
-                    f" Connected are also {more} nodes that do not take part in this run: a SuperNode without a key of its own is "
-                    "another node after a restart. Resume with replace_missing_nodes=true to let them replace nodes that are gone."
+                    f" Connected are also {more} nodes that do not take part in this run: a SuperNode without a key gets a new "
+                    "id after a restart. Resume with replace_missing_nodes=true to let them replace nodes that are gone."
                 )
             raise RoundFailed(text)
         if not told:
@@ -227,8 +226,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Clients of one round, counted against the messages that were sent: Flower itself reports a hung client as no failure."""
+class ReplyCounts:
+    """Counts of a round's replies; missing ones follow from the messages sent, because Flower does not report them."""
 
     asked: int
     valid: int
@@ -239,7 +238,11 @@ class Counts:
 
 
 def read_replies(
-    replies: Iterable[Message], sent: Mapping[int, Request], read: Callable[[Message, Request], T], *, name_nodes: bool
+    replies: Iterable[Message],
+    sent: Mapping[int, NodeRequest],
+    read: Callable[[Message, NodeRequest], T],
+    *,
+    name_nodes: bool,
 ) -> tuple[dict[int, T], int]:
     """What `read` makes of the first reply of every node that was asked, by node, and how many clients' were refused.
 
@@ -291,7 +294,7 @@ class FlowerCohort(Cohort):
     """
 
     is_remote = True
-    busy_elsewhere = True
+    cpu_is_idle = True
 
     grid: Grid
     layout: Layout
@@ -316,34 +319,34 @@ class FlowerCohort(Cohort):
             f"rounds is {self.rounds}, and the run was begun with {facts.get('rounds')}; give at least as many.",
         )
 
-    def answer(self, request: Question) -> Answer:
+    def answer(self, request: Request) -> Answer:
         sent = self._requests(request, self.grid)
         replies = exchange(self.grid, self._messages(request, sent), self.timeout)
         mechanism, width = request.mechanism, self._width(request)
         sums = Sums.zero(width, votes=len(mechanism.votes))
 
-        def add(reply: Message, one: Request) -> None:
+        def add(reply: Message, one: NodeRequest) -> None:
             nonlocal sums
             sums = sums.take(read_sums(reply, one, width))
 
         _, refused = read_replies(replies, sent, add, name_nodes=mechanism.counts_are_public(self.sampling))
-        counts = Counts(sum(one.size for one in sent.values()), sums.count, refused)
+        counts = ReplyCounts(sum(one.size for one in sent.values()), sums.count, refused)
         self._check_replies(request, counts)
         return Answer(sums, self._shown(mechanism, counts))
 
-    def _width(self, request: Question) -> int:
+    def _width(self, request: Request) -> int:
         """How long the vector of a report is."""
-        return bins_of(request.purpose) or request.mechanism.width(self.layout.dimension)
+        return bin_count(request.purpose) or request.mechanism.width(self.layout.dimension)
 
-    def _shown(self, mechanism: Mechanism, counts: Counts) -> dict[str, int]:
+    def _shown(self, mechanism: Mechanism, counts: ReplyCounts) -> dict[str, int]:
         return counts.shown() if mechanism.counts_are_public(self.sampling) else {}
 
-    def _requests(self, request: Question, grid: Any) -> dict[int, Request]:
-        """A request with a nonce of its own for each node that is asked."""
+    def _requests(self, request: Request, grid: Any) -> dict[int, NodeRequest]:
+        """A request with a new nonce for each drawn node."""
         asked = choose(self.participants.nodes_of_round(grid), self.clients_per_node, self.sampling)
         shared = secrets.token_hex(16) if request.mechanism.needs_helper else None
         return {
-            node: Request(
+            node: NodeRequest(
                 request.round,
                 shared or secrets.token_hex(16),
                 request.mechanism,
@@ -359,7 +362,7 @@ class FlowerCohort(Cohort):
             for node, clients in asked.items()
         }
 
-    def _messages(self, request: Question, sent: Mapping[int, Request]) -> list[Message]:
+    def _messages(self, request: Request, sent: Mapping[int, NodeRequest]) -> list[Message]:
         state = request.state
         records: dict[str, Any] = {MODEL: to_arrays(state.w, self.layout), "config": self.config}
         if state.control is not None:
@@ -370,10 +373,10 @@ class FlowerCohort(Cohort):
         group = str(request.round)
         return [Message(one, node, "train", group_id=group, ttl=self.timeout) for node, one in contents.items()]
 
-    def _check_replies(self, request: Question, counts: Counts) -> None:
+    def _check_replies(self, request: Request, counts: ReplyCounts) -> None:
         """Raises `RoundFailed` where fewer than `min_reply_fraction` answered well.
 
-        Dropouts never weaken the guarantee, but a model that is moved by noise alone is of no use.
+        Dropouts never weaken the guarantee, but with too few replies the update is mostly noise.
         """
         of, needed = self._needed(counts.asked)
         if counts.valid >= needed:
@@ -392,7 +395,7 @@ class FlowerCohort(Cohort):
         return of, math.ceil(self.min_reply_fraction * of)
 
 
-def _named(request: Question) -> str:
+def _named(request: Request) -> str:
     if request.purpose == EVALUATION:
         return f"the evaluation after round {request.round}"
     return f"round {request.round}" if request.purpose == UPDATE else f"the vote on the {request.purpose}"
@@ -411,18 +414,18 @@ class TwoPartyCohort(FlowerCohort):
     helper: int | None = None
     """The helper's node, once it is known."""
 
-    def answer(self, request: Question) -> Answer:
+    def answer(self, request: Request) -> Answer:
         mechanism = _masking(request.mechanism)
         if self.helper is None or self.helper not in self.grid.get_node_ids():
             self.helper = self._find_helper()
-        sent = self._requests(request, _Clients(self.grid, self.helper))
+        sent = self._requests(request, _GridWithoutHelper(self.grid, self.helper))
         messages = self._messages(request, sent)
         replies = exchange(self.grid, messages, self.timeout)
         columns = self._width(request) + mechanism.scalars
         received, refused = read_replies(
             replies, sent, partial(read_masked, columns=columns), name_nodes=mechanism.counts_are_public(self.sampling)
         )
-        counts = Counts(len(sent), len(received), refused)
+        counts = ReplyCounts(len(sent), len(received), refused)
         self._check_replies(request, counts)
         # Flower's id of the run, which clients and helper know from their own nodes.
         run = str(messages[0].metadata.run_id) if messages else ""
@@ -431,7 +434,7 @@ class TwoPartyCohort(FlowerCohort):
 
         def release(denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
             if not sent:
-                raise RoundFailed(f"{_named(request)} failed: nobody was asked. It was charged.")
+                raise RoundFailed(f"{_named(request)} failed: no client was drawn. It was charged.")
             round_ = round_of(next(iter(sent.values())), columns, run)
             left, answer = self._ask_helper(request, round_, received, self._needed(len(sent))[1])
             if shown:
@@ -465,8 +468,8 @@ class TwoPartyCohort(FlowerCohort):
             time.sleep(1.0)
 
     def _ask_helper(
-        self, request: Question, round_: Round, received: dict[int, Masked], needed: int
-    ) -> tuple[dict[int, Masked], Words]:
+        self, request: Request, round_: RoundBinding, received: dict[int, MaskedRow], needed: int
+    ) -> tuple[dict[int, MaskedRow], Words]:
         """The rows whose seeds the helper can open, and its answer for them: a client may have sent a bad seed."""
         while True:
             seeds = [(node, one.sealed) for node, one in sorted(received.items())]
@@ -479,11 +482,11 @@ class TwoPartyCohort(FlowerCohort):
             received = {node: one for node, one in received.items() if node not in bad}
             if not bad or len(received) < needed:
                 raise RoundFailed(
-                    f"{_named(request)} failed: the helper can't open the seeds of so many clients that too few are "
-                    "left; their sites must pin this helper's key. It was charged."
+                    f"{_named(request)} failed: the helper can't open the seeds of most clients, and too few are left; their "
+                    "sites must pin this helper's key. It was charged."
                 )
 
-    def _exchange(self, request: Question, round_: Round, seeds: list[tuple[int, bytes]]) -> Message:
+    def _exchange(self, request: Request, round_: RoundBinding, seeds: list[tuple[int, bytes]]) -> Message:
         fields: dict[str, Any] = {
             "asks": "sum",
             "round": round_.number,
@@ -513,8 +516,8 @@ def _masking(mechanism: Mechanism) -> TwoPartyGaussian:
     return mechanism
 
 
-class _Clients:
-    """The grid without the helper."""
+class _GridWithoutHelper:
+    """Flower's grid without the helper's node."""
 
     def __init__(self, grid: Grid, helper: int) -> None:
         self.grid, self.helper = grid, helper
@@ -523,16 +526,16 @@ class _Clients:
         return [node for node in self.grid.get_node_ids() if node != self.helper]
 
 
-def read_masked(reply: Message, request: Request, columns: int) -> Masked:
+def read_masked(reply: Message, request: NodeRequest, columns: int) -> MaskedRow:
     """A client's masked row and sealed seed. Raises `InputError` with the reason if any part of the reply is not as it must be."""
     sent, fields = read_parts(reply, request)
     seed = fields.get("seed")
     if not isinstance(seed, bytes) or len(seed) != SEALED_BYTES:
         raise InputError("its seed is not sealed as it must be")
-    return Masked(strict_array(sent, "uint64", (columns,)).astype(np.uint64, copy=False), seed)
+    return MaskedRow(strict_array(sent, "uint64", (columns,)).astype(np.uint64, copy=False), seed)
 
 
-def read_answer(reply: Message, round_: Round, digest: str) -> Words:
+def read_answer(reply: Message, round_: RoundBinding, digest: str) -> Words:
     """The helper's sum, if it is for this round and this set of clients."""
     try:
         arrays, fields = reply.content.array_records.get(REPORT), reply.content.config_records.get(HELPER)

@@ -1,4 +1,4 @@
-"""The node operator's own limits, and the ledger of what was spent under them.
+"""The guard: limits set by a node's operator, and the ledger of what was spent under them.
 
     guard.toml                    the limits, and the id by which the guard is known wherever it lies
     guard.ledger.jsonl (+ .head)  what was charged; its first line has the same id
@@ -49,10 +49,10 @@ from typing import Any, ClassVar
 from dpfedexp.accounting import Event, Ledger
 from dpfedexp.accounting.compose import Charges, compose
 from dpfedexp.accounting.events import NonPrivateEvent
-from dpfedexp.accounting.ledger import Mark, head_path
+from dpfedexp.accounting.ledger import LedgerMark, head_path
 from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
 from dpfedexp.errors import InputError, LedgerError, checked, nearest, require
-from dpfedexp.flower.messages import Request
+from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.mechanisms import Mechanism
 from dpfedexp.mechanisms.aggregation import check_public
 from dpfedexp.mechanisms.registry import check_name
@@ -69,7 +69,7 @@ _LOGS = {"node": "the node's", "helper": "its"}
 
 
 class Refused(InputError):
-    """The node does not take part; the message says why and holds nothing about its data.
+    """A node refuses a request. The message holds nothing about its data.
 
     `shown` is what the server is told, where the message itself would tell it of other runs or of the node's files. How much a
     node has spent elsewhere says how often it was drawn there, which is secret under sampling.
@@ -81,7 +81,7 @@ class Refused(InputError):
 
 
 def node_charge(mechanism: Mechanism, clients: int) -> tuple[Event, int]:
-    """The event that an answer for so many clients is charged with, and how often.
+    """The event that a node's answer for `clients` clients is charged with, and how often.
 
     The node knows that it was asked, so sampling amplifies nothing for it, and the data of every one of its clients may be
     replaced.
@@ -120,7 +120,7 @@ def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: t
         raise InputError(f"the {what} file {str(path)!r} is not valid TOML: {error}.") from None
     needed = (*NUMBERS, "mechanisms", *needed)
     for name in needed:
-        require(name in values, f"the {what} file {str(path)!r} has no {name}; it must state all of its limits.")
+        require(name in values, f"the {what} file {str(path)!r} has no {name}; all limits are required.")
     known = (*needed, *optional, "id")
     for name in values:
         require(name in known, f"{what}: {name} is not a setting.{nearest(name, known)}")
@@ -160,7 +160,7 @@ class Limits:
         kind, allowed = mechanism.kind, ", ".join(self.mechanisms) or "none"
         if kind not in self.mechanisms:
             raise Refused(f"mechanism {kind!r} is not allowed here; allowed: {allowed}.")
-        # A vote's clip is ½ by its construction, whatever the updates'.
+        # A vote's clip is always ½.
         if mechanism.clip > self.max_clip and not getattr(mechanism, "question", ""):
             raise Refused(f"clip {mechanism.clip:g} is above this {self.whose}'s max_clip of {self.max_clip:g}.")
 
@@ -192,14 +192,14 @@ class Limits:
         except (LedgerError, OSError) as error:
             raise Refused(
                 f"this {self.whose}'s own ledger can't be used: {error}",
-                shown=f"this {self.whose}'s own ledger can't be used; {_LOGS[self.whose]} own log says why.",
+                shown=f"this {self.whose}'s own ledger can't be used; see {_LOGS[self.whose]} log.",
             ) from None
 
 
 @checked
 @dataclass(frozen=True)
 class Guard(Limits):
-    """What one node agrees to."""
+    """The limits of a node."""
 
     helper_key: str | None = None
     apps: tuple[str, ...] = ()
@@ -242,7 +242,7 @@ class Guard(Limits):
         names = None if overrides is None else tuple(overrides)
         return Guard(path, **{**values, "apps": tuple(apps), "overrides": names})
 
-    def admit(self, request: Request, *, run: str = "", app: str = "", charge: bool = True) -> None:
+    def admit(self, request: NodeRequest, *, run: str = "", app: str = "", charge: bool = True) -> None:
         """Returns when the answer is within every limit and charged on disk; raises `Refused` otherwise.
 
         The limit per round is for all answers to one round of one run, whichever of the node's clients they were asked for.
@@ -260,7 +260,7 @@ class Guard(Limits):
             # Votes before the first round share its number; each question has a limit of its own, as a round has.
             asked = (run, request.round, event.question)
             earlier = [e.event for e in ledger.entries if (e.run, e.round, e.event.question) == asked]
-            event = event.beside(earlier)
+            event = event.charge_after(earlier)
             self.check_round([*((e, 1) for e in earlier), (event, count)])
             self.check_total([*ledger.charges(), (event, count)])
             for _ in range(count if charge else 0):
@@ -384,8 +384,8 @@ def _check_missing(files: GuardFiles) -> None:
     traces = [p.name for p in (files.anchor, head_path(files.ledger)) if p.exists()]
     if traces:
         raise LedgerError(
-            f"{files.ledger.name} is missing beside {' and '.join(traces)}; restore it from a back-up, or, if what was spent is "
-            "to be forgotten knowingly, delete those too."
+            f"{files.ledger.name} is missing beside {' and '.join(traces)}; restore it from a backup, or, to reset the spent "
+            "budget on purpose, delete those too."
         )
     if files.id is not None:
         outside = _outside(files.id)
@@ -394,26 +394,26 @@ def _check_missing(files: GuardFiles) -> None:
             count = f" {seen.count} times, as {str(outside.path)!r} has seen" if seen else ""
             raise LedgerError(
                 f"{files.guard.name} was charged before{count} (id {files.id!r}), and its ledger is not beside it; move "
-                f"{files.ledger.name}, its .head and its {files.anchor.name} here from where the guard was used, or, if what was "
-                "spent is to be forgotten knowingly, take the line id out of the guard file."
+                f"{files.ledger.name}, its .head and its {files.anchor.name} here from where the guard was used, or, to reset "
+                "the spent budget on purpose, remove the line id from the guard file."
             )
     _check_place(files, None)
 
 
-def _check_marks(files: GuardFiles, ledger: Ledger) -> Mark | None:
+def _check_marks(files: GuardFiles, ledger: Ledger) -> LedgerMark | None:
     """The mark in the anchor. Raises `LedgerError` if the ledger is not the newest one that this user knows of."""
     mark, path, anchor = _read(files.anchor), files.ledger, files.anchor
     if mark is None and len(ledger):
         raise LedgerError(
-            f"{anchor.name} is missing beside a ledger with {len(ledger)} charges, so an older copy would go unnoticed; "
-            f"restore it from a back-up, or, if this ledger is known to be the newest, copy {head_path(path).name} to "
+            f"{anchor.name} is missing beside a ledger with {len(ledger)} charges, so an older copy could not be detected; "
+            f"restore it from a backup, or, if this ledger is known to be the newest, copy {head_path(path).name} to "
             f"{anchor.name}."
         )
     if mark is not None and not ledger.holds(mark):
         age = "an older copy" if len(ledger) < mark.count else "another ledger"
         raise LedgerError(
-            f"{path.name} is {age}: it holds {len(ledger)} charges, and its anchor {anchor.name} was written after "
-            f"{mark.count}; restore the newest ledger with its {head_path(path).name} from a back-up."
+            f"{path.name} is {age}: it holds {len(ledger)} charges, and its anchor {anchor.name} was written after {mark.count}; "
+            f"restore the newest ledger with its {head_path(path).name} from a backup."
         )
     if files.id is None:
         raise LedgerError(f"{path.name} has no id in its first line; it is no ledger of a guard.")
@@ -423,7 +423,7 @@ def _check_marks(files: GuardFiles, ledger: Ledger) -> Mark | None:
         raise LedgerError(
             f"{path.name} holds {len(ledger)} charges, and {str(outside.path)!r} has seen {known.count} of the guard with id "
             f"{files.id!r}: another copy of it was charged since, or this one was put back together with its anchor. Go on with "
-            "the newest ledger, head and anchor, or, if what was spent since is to be forgotten knowingly, delete that file."
+            "the newest ledger, head and anchor, or, to reset the spent budget on purpose, delete that file."
         )
     _check_place(files, ledger)
     return mark
@@ -436,12 +436,12 @@ def _check_place(files: GuardFiles, ledger: Ledger | None) -> None:
     if known is not None and known.count and (ledger is None or not ledger.holds(known)):
         raise LedgerError(
             f"{files.ledger.name} is {'missing' if ledger is None else 'another ledger'}, and {str(outside.path)!r} has seen "
-            f"{known.count} charges at this place; restore that ledger with its head and anchor, or, if what was spent is to be "
-            "forgotten knowingly, delete that file."
+            f"{known.count} charges at this place; restore that ledger with its head and anchor, or, to reset the spent budget "
+            "on purpose, delete that file."
         )
 
 
-def _remember(files: GuardFiles, outside: SharedAnchor, seen: Mark | None, ledger: Ledger) -> None:
+def _remember(files: GuardFiles, outside: SharedAnchor, seen: LedgerMark | None, ledger: Ledger) -> None:
     """Moves the anchors to where the ledger stands, if the one of the id is still where it was read."""
     if _seen(outside) != seen:
         raise LedgerError(
@@ -470,20 +470,20 @@ def _anchor_of(name: str) -> SharedAnchor:
         raise LedgerError(str(error)) from None
 
 
-def _seen(outside: SharedAnchor) -> Mark | None:
+def _seen(outside: SharedAnchor) -> LedgerMark | None:
     try:
         return outside.mark()
     except InputError as error:
         raise LedgerError(str(error)) from None
 
 
-def _read(anchor: Path) -> Mark | None:
+def _read(anchor: Path) -> LedgerMark | None:
     try:
         mark = read_mark(anchor)
     except FileNotFoundError:
         return None
     if mark is None:
-        raise LedgerError(f"{anchor.name} was changed after it was written; restore it from a back-up with its ledger.")
+        raise LedgerError(f"{anchor.name} was changed after it was written; restore it from a backup with its ledger.")
     return mark
 
 

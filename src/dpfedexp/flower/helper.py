@@ -1,4 +1,4 @@
-"""A node's side of two-party aggregation: a client that masks what it sends, and the helper that answers for the masks.
+"""Two-party aggregation on nodes: clients that mask their rows, and the helper that adds the masks.
 
 Both know the run and the client's node id from their own SuperNode, and the helper's key from the site's own files; a message has
 no say in any of them. The helper's operator has a file like a guard's, with its key and its limits, and a ledger beside it:
@@ -13,7 +13,7 @@ no say in any of them. The helper's operator has a file like a guard's, with its
     max_columns = 100_000_000            # the longest row, in numbers of 8 bytes; this is what holds where it is not said
 
 Its path comes from the node's own environment (DPFEDEXP_HELPER) or configuration (`--node-config 'dpfedexp-helper="…"'`), never
-from a message. The ledger is kept like a guard's (`guard.py`): a copy that was put back from a back-up is refused, and so is the
+from a message. The ledger is kept like a guard's (`guard.py`): a copy that was put back from a backup is refused, and so is the
 file without its ledger. `dpfedexp guard show` shows what was spent.
 """
 
@@ -34,10 +34,10 @@ from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.noise import Noise, to_words
 from dpfedexp.errors import InputError, is_count, require
 from dpfedexp.flower.guard import Guard, Limits, Refused, now, read_limits
-from dpfedexp.flower.messages import REPORT, Request, as_array, deployment_noise, refusal, reply_of
+from dpfedexp.flower.messages import REPORT, NodeRequest, as_array, deployment_noise, refusal, reply_of
 from dpfedexp.mechanisms import Report
-from dpfedexp.mechanisms.aggregation import FEWEST, BadSeeds, Helper, PrivateKey, Round, check_public, masked
-from dpfedexp.mechanisms.text import encode
+from dpfedexp.mechanisms.aggregation import FEWEST, BadSeeds, Helper, PrivateKey, RoundBinding, check_public, mask_row
+from dpfedexp.mechanisms.serialization import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 _log = logging.getLogger("flwr")
@@ -57,7 +57,7 @@ class Sender:
     helper_key: str
 
 
-def pinned_key(request: Request, guard: Guard | None, node_config: Mapping[str, Any]) -> str:
+def pinned_key(request: NodeRequest, guard: Guard | None, node_config: Mapping[str, Any]) -> str:
     """The public key of the helper that this site trusts; "" where the request needs none."""
     if not request.mechanism.needs_helper:
         return ""
@@ -67,24 +67,24 @@ def pinned_key(request: Request, guard: Guard | None, node_config: Mapping[str, 
     key = key or os.environ.get(KEY_VARIABLE) or node_config.get(KEY_NODE)
     if not key:
         raise InputError(
-            "this site names no helper that it trusts: two-party aggregation needs helper_key in the node's guard file."
+            "helper_key is missing in the node's guard file; two-party aggregation needs the public key of a trusted helper."
         )
     return check_public(key)
 
 
-def round_of(request: Request, columns: int, run: str) -> Round:
+def round_of(request: NodeRequest, columns: int, run: str) -> RoundBinding:
     """What a round's seeds are bound to."""
     mechanism = request.mechanism
-    return Round(run, request.round, request.nonce, columns, mechanism.clip, encode(mechanism))
+    return RoundBinding(run, request.round, request.nonce, columns, mechanism.clip, encode(mechanism))
 
 
-def masked_content(report: Report, request: Request, sender: Sender) -> RecordDict:
+def masked_content(report: Report, request: NodeRequest, sender: Sender) -> RecordDict:
     """One client's row under a mask, and the seed of the mask under the helper's key, as the whole content of its reply."""
     mechanism = request.mechanism
     if not isinstance(mechanism, TwoPartyGaussian):
         raise InputError(f"mechanism {mechanism.kind!r} has no helper.")
     row = to_words(mechanism.units(report)[0])
-    sent = masked(row, round_of(request, len(row), sender.run), sender.node, sender.helper_key)
+    sent = mask_row(row, round_of(request, len(row), sender.run), sender.node, sender.helper_key)
     return reply_of(np.ascontiguousarray(sent.words, dtype="<u8"), request, seed=sent.sealed)
 
 
@@ -118,10 +118,10 @@ def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> 
         return refusal(message, getattr(reason, "shown", str(reason)))
     except Exception as error:
         _log.error("this helper failed", exc_info=error)
-        return refusal(message, "the helper failed; its own log says why.")
+        return refusal(message, "the helper failed; see its log.")
 
 
-def _asked(record: ConfigRecord, run: str) -> tuple[Round, list[tuple[int, bytes]]]:
+def _asked(record: ConfigRecord, run: str) -> tuple[RoundBinding, list[tuple[int, bytes]]]:
     """The round and its clients' seeds, of a message that may hold anything."""
     values: dict[str, Any] = dict(record)
     kinds = {"round": int, "nonce": str, "columns": int, "clip": float, "mechanism": str, "nodes": list, "seeds": list}
@@ -132,13 +132,13 @@ def _asked(record: ConfigRecord, run: str) -> tuple[Round, list[tuple[int, bytes
     right = len(nodes) == len(seeds) and all(isinstance(seed, bytes) for seed in seeds)
     if not right or not all(isinstance(node, int) and 0 <= node < 2**64 for node in nodes):
         raise InputError("the request to the helper must name a client for every seed.")
-    round_ = Round(run, values["round"], values["nonce"], values["columns"], values["clip"], values["mechanism"])
+    round_ = RoundBinding(run, values["round"], values["nonce"], values["columns"], values["clip"], values["mechanism"])
     return round_, list(zip(nodes, seeds, strict=True))
 
 
 @dataclass(frozen=True)
 class HelperFile(Limits):
-    """What one helper agrees to.
+    """The limits of a helper.
 
     Formal guarantee: all answers under this file together are within `max_epsilon_total` for every client, whichever runs asked and
     whichever of them the client was in.
@@ -176,7 +176,7 @@ class HelperFile(Limits):
         """The helper with this file's key, limits and ledger."""
         return Helper(PrivateKey.load(self.private_key), self.min_clients, self.admit, noise)
 
-    def admit(self, round_: Round, mechanism: TwoPartyGaussian) -> None:
+    def admit(self, round_: RoundBinding, mechanism: TwoPartyGaussian) -> None:
         """Returns when the answer is the first to its round and nonce, within every limit, and charged on disk."""
         self.check_mechanism(mechanism)
         question = mechanism.question
@@ -184,7 +184,7 @@ class HelperFile(Limits):
             raise Refused("only a vote on the local rate or on the first clip comes before the first round.")
         if round_.columns > self.max_columns:
             raise Refused(f"a row has {round_.columns} numbers, above this helper's max_columns of {self.max_columns}.")
-        # For a client that is in every set: the helper sees who takes part, so sampling hides nobody.
+        # For a client that is in every set: the helper sees who takes part, so sampling does not amplify.
         event = mechanism.client_event()
         self.check_round([(event, 1)])
         with self.open_ledger() as ledger:
@@ -197,6 +197,6 @@ class HelperFile(Limits):
                     "is answered once, for one set of clients, and rounds go up."
                 )
             if any(entry.noise == round_.nonce for entry in ledger.entries):
-                raise Refused("the nonce was answered before; every round has a nonce of its own.")
+                raise Refused("the nonce was answered before; nonces must not repeat.")
             self.check_total([*ledger.charges(), (event, 1)])
             ledger.charge(round_.number, event, run=round_.run, noise=round_.nonce, note={"time": now()})

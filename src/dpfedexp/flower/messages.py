@@ -1,4 +1,4 @@
-"""What a message carries: the server's request, a client's report, and the checks that stand between a reply and the sums.
+"""Messages: the server's request, a client's report, and the checks of a reply.
 
 A request holds a nonce that is new for every message. A reply must echo it, so an old reply sent again, or one of another node, is
 refused. Nothing of a reply is used before all of it has been checked. Flower's named arrays are one flat vector here, in the layout
@@ -21,17 +21,17 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from torch import Tensor
 
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms.probe import CLIP, RATE, SCALE, UPDATE, bins_of
+from dpfedexp.algorithms.probe import CLIP, RATE, SCALE, UPDATE, bin_count
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import row_norms
-from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.modules import Layout
 from dpfedexp.core.noise import ChaChaNoise, Noise
-from dpfedexp.core.sums import HALF, Sums
+from dpfedexp.core.sums import MAX_SHARE, Sums
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms import Mechanism, Report
-from dpfedexp.mechanisms.base import deployed as deployed
-from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.mechanisms.base import with_secure_noise as with_secure_noise
+from dpfedexp.mechanisms.serialization import decode, encode
 
 MODEL, CONTROL, ANCHOR_MODEL = "arrays", "dpfedexp.control", "dpfedexp.anchor"
 REQUEST = "dpfedexp"
@@ -125,13 +125,13 @@ def _header(raw: bytes) -> object:
 
 
 def deployment_noise() -> Noise:
-    """A fresh source for one purpose of one round: every call has entropy of its own, so no two sources are related."""
+    """A new, independent source of noise from the operating system."""
     return ChaChaNoise()
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the server asks of one node in one round.
+class NodeRequest:
+    """The server's request to one node.
 
     Args:
         clients: which of the clients of the node take part; empty on an ordinary node, which is one client.
@@ -139,7 +139,7 @@ class Request:
         rounds: how many rounds the run has.
         clients_per_node: how many clients a node answers for.
         purpose: an update, or the name of a vote.
-        local_rate: the rate to train with, where it sets itself.
+        local_rate: the automatic rate to train with; None for a given rate.
         shake: the public noise of a vote on the rate's scale, whose message has the anchor beside the model.
     """
 
@@ -162,7 +162,7 @@ class Request:
 
     def shape(self, dimension: int) -> tuple[int, int]:
         """Of the rows that the node's clients answer with, before clipping: updates, or votes in bins."""
-        return self.size, bins_of(self.purpose) or dimension
+        return self.size, bin_count(self.purpose) or dimension
 
     def to_record(self) -> ConfigRecord:
         return ConfigRecord(
@@ -183,7 +183,7 @@ class Request:
         )
 
     @staticmethod
-    def from_message(message: Message) -> Request:
+    def from_message(message: Message) -> NodeRequest:
         """The request of a message; a sentence if there is none or it makes no sense."""
         record = message.content.config_records.get(REQUEST)
         if record is None:
@@ -225,7 +225,7 @@ class Request:
             not (clients and tau_eta_l),
             "the request asks several clients of a node for SCAFFOLD, which keeps one control variate; use one client per node.",
         )
-        mechanism = deployed(decode(values["mechanism"]))
+        mechanism = with_secure_noise(decode(values["mechanism"]))
         question = getattr(mechanism, "question", "")
         require(
             not mechanism.is_private or question == ("" if purpose == UPDATE else purpose),
@@ -233,7 +233,7 @@ class Request:
         )
         require(purpose == UPDATE or not tau_eta_l, "SCAFFOLD's control variates are for updates alone.")
         require(purpose not in (RATE, CLIP) or values["round"] == 0, "a vote comes before the first round.")
-        return Request(
+        return NodeRequest(
             values["round"],
             values["nonce"],
             mechanism,
@@ -248,19 +248,19 @@ class Request:
         )
 
 
-def at_round(local: LocalOptimiser, message: Message | None) -> LocalOptimiser:
-    """The optimiser at the rate of the round that a message asks for; as it is where its rate stays."""
+def at_round(local: LocalOptimizer, message: Message | None) -> LocalOptimizer:
+    """The optimizer at the rate of the round that a message asks for; as it is where its rate stays."""
     if local.schedule is None or message is None:
         return local
-    return local.in_round(Request.from_message(message).round)
+    return local.in_round(NodeRequest.from_message(message).round)
 
 
 def refusal(message: Message, reason: str) -> Message:
-    """The error reply with a reason that the server may know."""
+    """An error reply with a reason that may be shown to the server."""
     return Message(Error(FAILED_PRECONDITION, REFUSAL + reason), reply_to=message)
 
 
-def report_content(report: Report, request: Request) -> RecordDict:
+def report_content(report: Report, request: NodeRequest) -> RecordDict:
     """One client's report as the whole content of its reply."""
     fields: dict[str, Any] = {}
     if report.level is not None:
@@ -270,19 +270,19 @@ def report_content(report: Report, request: Request) -> RecordDict:
     return reply_of(np.ascontiguousarray(report.vector[0].numpy(), dtype="<f4"), request, **fields)
 
 
-def sums_content(sums: Sums, request: Request) -> RecordDict:
+def sums_content(sums: Sums, request: NodeRequest) -> RecordDict:
     """The reports of a node's clients, already added."""
     vector = np.ascontiguousarray(sums.vector.numpy(), dtype="<f8")
     return reply_of(vector, request, count=sums.count, squares=float(sums.squares), votes=sums.votes.tolist())
 
 
-def reply_of(vector: np.ndarray, request: Request, **fields: Any) -> RecordDict:
+def reply_of(vector: np.ndarray, request: NodeRequest, **fields: Any) -> RecordDict:
     """A vector and fields as the reply to a request, whose nonce it echoes."""
     named = ConfigRecord({"round": request.round, "nonce": request.nonce, **fields})
     return RecordDict({REPORT: ArrayRecord({"vector": as_array(vector)}), REQUEST: named})
 
 
-def read_parts(reply: Message, request: Request) -> tuple[Array, ConfigRecord]:
+def read_parts(reply: Message, request: NodeRequest) -> tuple[Array, ConfigRecord]:
     """The two parts of a reply to this very request, its vector and its fields; anything more or less raises `InputError`."""
     content = reply.content
     arrays, fields = content.array_records.get(REPORT), content.config_records.get(REQUEST)
@@ -296,7 +296,7 @@ def read_parts(reply: Message, request: Request) -> tuple[Array, ConfigRecord]:
     return arrays["vector"], fields
 
 
-def read_sums(reply: Message, request: Request, width: int) -> Sums:
+def read_sums(reply: Message, request: NodeRequest, width: int) -> Sums:
     """The reply's contribution to the sums. Raises `InputError` with the reason if any part of it is not as it must be."""
     sent, fields = read_parts(reply, request)
     if request.clients:
@@ -316,24 +316,24 @@ def read_sums(reply: Message, request: Request, width: int) -> Sums:
 
 
 def _votes(fields: ConfigRecord, mechanism: Mechanism, clients: int) -> torch.Tensor:
-    """The shares of every vote, summed over so many clients: within half of their number."""
+    """The summed shares of every vote, within ±½ per client."""
     values = fields.get("votes")
     if not isinstance(values, list) or len(values) != len(mechanism.votes):
         raise InputError("it does not answer the votes that were asked")
-    right = all(isinstance(value, float) and abs(value) <= HALF * clients for value in values)
+    right = all(isinstance(value, float) and abs(value) <= MAX_SHARE * clients for value in values)
     require(right, "one of its votes is out of range")
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _read_added(array: Array, fields: ConfigRecord, request: Request, width: int) -> Sums:
+def _read_added(array: Array, fields: ConfigRecord, request: NodeRequest, width: int) -> Sums:
     vector = torch.from_numpy(strict_array(array, "float64", (width,)))
     mechanism, n, slack = request.mechanism, len(request.clients), 1 + 1e-6
     count, squares = fields.get("count"), fields.get("squares")
     require(count == n, "it does not count the clients that were asked")
     longest = n * mechanism.norm_bound(width) * slack
-    require(float(row_norms(vector[None])[0]) <= longest, "its sum is longer than so many reports can be")
+    require(float(row_norms(vector[None])[0]) <= longest, "its sum is longer than its reports can be")
     low, high = mechanism.square_bounds(width)
     least, most = n * low * slack, n * high * slack
     require(isinstance(squares, float) and least <= squares <= most, "one of its statistics is out of range")
     votes = _votes(fields, mechanism, n)
-    return mechanism.settled(Sums(vector, torch.tensor(squares, dtype=torch.float64), votes, n))
+    return mechanism.prepare_sums(Sums(vector, torch.tensor(squares, dtype=torch.float64), votes, n))

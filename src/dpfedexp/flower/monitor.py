@@ -1,9 +1,9 @@
-"""What may be seen of a run or of a site: `status.json`, `dpfedexp guard show`, and metrics for Prometheus.
+"""Monitoring of runs and sites: `status.json`, `dpfedexp guard show`, and metrics for Prometheus.
 
     {"status": "running", "round": 3, "rounds": 10, "epsilon": 2.1, "delta": 1e-05, "reason": ""}
 
 Everything in a run's status is public, and there is no time in it: how long a round took depends on the clients. A server app holds
-a lock on its ledger while it runs, so a status "running" beside a ledger that nobody holds means "killed". Metrics are read by a
+a lock on its ledger while it runs, so a status "running" with an unlocked ledger means "killed". Metrics are read by a
 process of its own from files that are there anyway. A run's are released or public; a guard's are the site's own. Both are served
 on loopback unless the operator says otherwise.
 """
@@ -45,7 +45,7 @@ def read_status(folder: Path | str) -> dict[str, Any]:
         raise InputError(f"{str(path)!r} can't be read; it is written anew after the next round.")
     status: dict[str, Any] = content
     if status["status"] == "running" and not _is_held(Path(folder) / LEDGER):
-        status |= {"status": "killed", "reason": "the server app ended without a word; resume to go on."}
+        status |= {"status": "killed", "reason": "the server app ended unexpectedly; resume the run."}
     return status
 
 

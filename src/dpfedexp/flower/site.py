@@ -1,7 +1,7 @@
-"""`dpfedexp node`: a SuperNode that holds to the site's own limits, whatever the uploaded app does.
+"""`dpfedexp node`: a SuperNode that enforces the site's limits for any uploaded app.
 
 Formal guarantee: with an app that returns anything at all, what leaves the site for a request is one report of the request's
-mechanism, clipped and randomised here and charged to the site's own ledger first, or one error text that is always the same.
+mechanism, clipped and randomized here and charged to the site's own ledger first, or one error text that is always the same.
 Reasons that are shown to the server are given before the app is started, and follow from the request and the guard file alone.
 What remains is when the site answers, and whether: an app can take its time, and can fail. `answer_failures = true` in the guard
 file answers a failure with a charged report of zero, so that only the time is left.
@@ -46,14 +46,14 @@ from dpfedexp.flower.access import Receive, Scope, Send, answer_nothing, check_f
 from dpfedexp.flower.client import ENFORCED, read_ballots, read_request, reply_content
 from dpfedexp.flower.guard import Guard, Refused
 from dpfedexp.flower.helper import Sender, helper_reply, pinned_key
-from dpfedexp.flower.messages import MODEL, ROWS, Request, refusal, strict_array
+from dpfedexp.flower.messages import MODEL, ROWS, NodeRequest, refusal, strict_array
 
 _log = logging.getLogger("flwr")
 
 flower: Any = import_module("flwr.supernode.start_client_internal")
 command: Any = import_module("flwr.supernode.cli.flower_supernode")
 
-NO_REPORT = "the app made no report on this site; the site's own log says why."
+NO_REPORT = "the app made no report on this site; see the site's log."
 _FLOATS = ("float16", "float32", "float64")
 ACQUIRE = "/v1/runtime/acquire-task"
 PULL = [
@@ -73,11 +73,11 @@ SERVE = ["config", "state_factory"]
 
 
 @dataclass(frozen=True)
-class Admitted:
-    """A request that is within the site's limits, and the model that it came with."""
+class AdmittedRequest:
+    """An admitted request, with the model that it carries."""
 
     message: Message
-    request: Request
+    request: NodeRequest
     layout: Layout
     w: Tensor
     app: str
@@ -110,7 +110,7 @@ class Site:
         if pinned:
             raise Refused(f"this run overrides {pinned[0]}, which is not among the overrides that the site allows.")
 
-    def admit(self, message: Message, app: str) -> Admitted:
+    def admit(self, message: Message, app: str) -> AdmittedRequest:
         """The request of a message. Raises `Refused` with a reason that the server may know; nothing is charged yet."""
         trains = message.metadata.message_type == "train" and message.has_content()
         try:
@@ -123,10 +123,10 @@ class Site:
             _log.warning("a request could not be read", exc_info=error)
             raise Refused("the request can't be read.") from None
         self.guard.admit(request, run=str(message.metadata.run_id), app=app, charge=False)
-        return Admitted(message, request, layout, w, app, helper_key)
+        return AdmittedRequest(message, request, layout, w, app, helper_key)
 
-    def answer(self, admitted: Admitted, trained: Message | None) -> Message:
-        """The only message that leaves for a request: a report that is paid for, or the one error."""
+    def answer(self, admitted: AdmittedRequest, trained: Message | None) -> Message:
+        """The reply to a request: a charged report, or a fixed error."""
         request = admitted.request
         try:
             try:
@@ -146,7 +146,7 @@ class Site:
             _log.error("the report could not be made", exc_info=error)
         return refusal(admitted.message, NO_REPORT)
 
-    def _read(self, admitted: Admitted, trained: Message | None) -> tuple[Tensor, Tensor | None]:
+    def _read(self, admitted: AdmittedRequest, trained: Message | None) -> tuple[Tensor, Tensor | None]:
         """The update [1, d], or a row per client, and the votes. Nothing else of what the app returned is looked at."""
         request, layout, w = admitted.request, admitted.layout, admitted.w
         if trained is None or not trained.has_content():
@@ -173,7 +173,7 @@ def _values(array: Array, shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclass
 class MessageGate:
-    """What stands between Flower's SuperNode and the network for one site.
+    """The gate between Flower's SuperNode and the network.
 
     Args:
         site: what may come in and go out.
@@ -186,7 +186,7 @@ class MessageGate:
     poll: float = 1.0
     _pull: Callable[..., int | None] = field(default=flower._pull_and_store_message, repr=False)
     _push: Callable[..., None] = field(default=flower._push_messages, repr=False)
-    _admitted: Admitted | None = None
+    _admitted: AdmittedRequest | None = None
     _answer: Message | None = None
     _deadline: float = 0.0
 
@@ -377,7 +377,7 @@ def run_node(options: Sequence[str], gate: MessageGate) -> None:
     command.flower_supernode()
 
 
-class AppsOnly:
+class RuntimeGate:
     """Flower's Runtime API, over which an app gets the model and returns what it trained, for the app's user; others get 404.
 
     With `--isolation subprocess` that is the node's own user, with `--isolation process` a user, or another machine's address, that
@@ -385,12 +385,12 @@ class AppsOnly:
 
     Args:
         application: Flower's.
-        apart: whether the app is another user's, who shows the secret; otherwise it is this process's own user's.
+        other_user: whether the app is another user's, who shows the secret; otherwise it is this process's own user's.
     """
 
-    def __init__(self, application: Any, apart: bool) -> None:
-        self._application, self._apart = application, apart
-        self._admitted = set() if apart else {f"user {os.geteuid()}", "user"}
+    def __init__(self, application: Any, other_user: bool) -> None:
+        self._application, self._apart = application, other_user
+        self._admitted = set() if other_user else {f"user {os.geteuid()}", "user"}
         self._told: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -407,18 +407,18 @@ class AppsOnly:
             await answer_nothing(scope, send)
             return
 
-        async def watched(event: MutableMapping[str, Any]) -> None:
+        async def send_and_note(event: MutableMapping[str, Any]) -> None:
             # Flower has checked the secret.
             if asks and event["type"] == "http.response.start" and event["status"] == 200:
                 self._admitted.add(str(who))
             await send(event)
 
-        await self._application(scope, receive, watched)
+        await self._application(scope, receive, send_and_note)
 
     def _refusal(self, who: str | None, asks: bool) -> str:
         """Why a request is not passed on, "" where it is."""
         if who is None or (who not in self._admitted and not asks):
-            return f"a process of {who or 'an unknown user'} reached for the app's task and got nothing."
+            return f"a process of {who or 'an unknown user'} requested the app's task and was refused."
         number = who.removeprefix("user ")
         dumpers = core_dumpers(int(number)) if asks and number.isdecimal() else []
         if dumpers:
@@ -430,12 +430,12 @@ class AppsOnly:
 
 
 def serve_runtime(config: Any, state_factory: Any) -> tuple[uvicorn.Server, threading.Thread]:
-    """In the place of Flower's `_start_supernode_http_api`: the same server, in a thread, with `AppsOnly` in front."""
+    """In the place of Flower's `_start_supernode_http_api`: the same server, in a thread, with `RuntimeGate` in front."""
     flower: Any = import_module("flwr.supernode.main")
     whole = flower.create_app(state_factory=state_factory, superexec_auth_secret=config.superexec_auth_secret)
     server = uvicorn.Server(
         uvicorn.Config(
-            AppsOnly(whole, apart=config.isolation == "process"),
+            RuntimeGate(whole, other_user=config.isolation == "process"),
             host=config.host,
             port=config.port,
             access_log=False,
@@ -450,5 +450,5 @@ def serve_runtime(config: Any, state_factory: Any) -> tuple[uvicorn.Server, thre
     while thread.is_alive() and not server.started:
         time.sleep(0.1)
     if not server.started:
-        raise RuntimeError("the Runtime API failed to start; the log says why.")
+        raise RuntimeError("the Runtime API failed to start; see the log.")
     return server, thread

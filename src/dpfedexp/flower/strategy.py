@@ -1,4 +1,4 @@
-"""`DpFedExp`: a run of the engine whose clients are the nodes of a Flower federation."""
+"""`DpFedExp`: the Flower strategy that runs the engine with nodes as clients."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from torch import nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms.algorithm import settled
+from dpfedexp.algorithms.algorithm import resolve_clip
 from dpfedexp.algorithms.probe import Extras, bind, evaluation_count, evaluation_interval
 from dpfedexp.algorithms.round import FixedSize, Full, Poisson, State
 from dpfedexp.core.client_metrics import ClientMetrics
-from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.sums import Ask
+from dpfedexp.core.sums import VoteSpec
 from dpfedexp.engine.checkpoint import ROUNDS
-from dpfedexp.engine.conduct import Conduct, End, conduct, statement_of
 from dpfedexp.engine.engine import Engine, Evaluation
 from dpfedexp.engine.fit import rounds_for
 from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, find, settings_of
 from dpfedexp.engine.plan import log
 from dpfedexp.engine.run import Run, RunFacts, RunFolder, StoredParameters
+from dpfedexp.engine.runner import RunEnd, RunnerOptions, run_to_end, statement_of
 from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.flower.access import read_nodes
@@ -42,7 +42,9 @@ from dpfedexp.mechanisms import Mechanism, mechanism_class
 _log = logging.getLogger("flwr")
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
-TRUSTED_NODES = "the clients that share a node, against whoever runs that node: it adds their reports before it answers"
+TRUSTED_NODES = (
+    "the clients that share a node, against the operator of that node, which adds their reports before it answers"
+)
 WHETHER_IT_FAILED = "that a round did or did not fail because too few of the clients that were drawn for it answered"
 FIXED_NUMBER = (
     "the number of participants is fixed and a run shows how many answer: one that leaves changes more than its part"
@@ -50,8 +52,8 @@ FIXED_NUMBER = (
 WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
 
 
-class Fresh:
-    """Sources of noise of a deployment: a fresh one for every purpose of every round."""
+class FreshNoise:
+    """Noise of a deployment: a new source for every purpose of every round."""
 
     def __init__(self, make: Callable[[], Noise]) -> None:
         self.make = make
@@ -62,12 +64,12 @@ class Fresh:
 
 @checked
 class DpFedExp(Strategy):
-    """A differentially private federation with a guarantee that holds whatever the clients send or fail to send.
+    """A Flower strategy for differentially private training. The guarantee holds for any replies, and without them.
 
     Args:
         clients: how many there are, a public number fixed in advance: sums are divided by it (by rate·clients with
-            `Poisson`). Under replace-one adjacency and in local privacy so many nodes take part, and those of the
-            first round stay; under add-remove adjacency every connected node takes part, however many there are.
+            `Poisson`). Under replace-one adjacency and in local privacy this many nodes take part, and those of the first round
+            stay; under add-remove adjacency every connected node takes part, however many there are.
         rounds: how many rounds the noise is meant for; by default as many as `fit` takes.
         folder: where ledger, checkpoint, model and statement go; `resume` continues from what is there.
         replace_missing_nodes: when a run is resumed, let connected nodes replace missing ones: for SuperNodes
@@ -77,7 +79,7 @@ class DpFedExp(Strategy):
         min_reply_fraction: the fraction of the clients asked that must answer well, else the round fails and nothing is released.
         budget: stop before the round that would take ε above this.
         node_timeout: seconds to wait for nodes before a round.
-        local: the clients' optimiser, for DP-SCAFFOLD's control variates and for a rate that sets itself.
+        local: the clients' optimizer, for DP-SCAFFOLD's control variates and an automatic rate.
         noise: makes one fresh source of noise per purpose; a deployment's is the operating system's.
         votes: numbers that every client's app answers in its metrics record "dpfedexp.votes"; their noisy means are in the history.
         nodes: a file with the public keys of the nodes that take part, one to a line (`access.py`): no other node is ever
@@ -108,9 +110,9 @@ class DpFedExp(Strategy):
         min_reply_fraction: float = 0.6,
         budget: float | None = None,
         node_timeout: float = 300.0,
-        local: LocalOptimiser | None = None,
+        local: LocalOptimizer | None = None,
         noise: Callable[[], Noise] = deployment_noise,
-        votes: tuple[Ask, ...] = (),
+        votes: tuple[VoteSpec, ...] = (),
         nodes: Path | str | None = None,
         on_round: OnRound | Sequence[OnRound] | None = None,
         evaluate: str = "",
@@ -167,7 +169,7 @@ class DpFedExp(Strategy):
     @property
     def opened(self) -> OpenRun:
         """Where the run stands: its state, history and ledger."""
-        require(self._open is not None, "the run has not begun; call start first.")
+        require(self._open is not None, "the run has not started; call start first.")
         return cast(OpenRun, self._open)
 
     @property
@@ -196,7 +198,9 @@ class DpFedExp(Strategy):
         """What was promised to whom, from what was charged, with what it leaves out."""
         if self.run is not None:
             return self.run.privacy
-        return statement_of(self.opened, End(None if self.opened.state.round == self.rounds else "it is not complete."))
+        return statement_of(
+            self.opened, RunEnd(None if self.opened.state.round == self.rounds else "it is not complete.")
+        )
 
     def engine(self, grid: Grid, initial_arrays: ArrayRecord, timeout: float, config: ConfigRecord) -> Engine:
         """The algorithm bound to the model, with the nodes as its cohort."""
@@ -230,13 +234,13 @@ class DpFedExp(Strategy):
             config,
         )
         return Engine(
-            settled(self.algorithm, mechanism, len(w), self.participation.expected(self.clients)),
+            resolve_clip(self.algorithm, mechanism, len(w), self.participation.expected(self.clients)),
             mechanism,
             self.participation,
             self.clients,
             cohort,
             start=w,
-            noise=Fresh(self.noise),
+            noise=FreshNoise(self.noise),
             tau_eta_l=self.tau_eta_l,
             probe=probe,
             evaluation=evaluation,
@@ -310,11 +314,11 @@ class DpFedExp(Strategy):
             _log.info("Round %d of %d: %s", record["round"], self.rounds, record)
             result.train_metrics_clientapp[record["round"]] = _record(record)
 
-        where = "in federation.folder, or go on with federation.resume = true"
+        where = "in federation.folder, or resume with federation.resume = true"
         files = RunFolder(
             self.folder, resume=self.resume, command="flwr run", data="a Flower federation", purpose=where
         )
-        how = Conduct(
+        how = RunnerOptions(
             files,
             self.folder,
             last=find(self.folder, self.resume),
@@ -335,7 +339,7 @@ class DpFedExp(Strategy):
             return StoredParameters(dict(layout.unflatten(state.reported.cpu().float())))
 
         try:
-            self.run = conduct(engine, description, how, facts, stored)
+            self.run = run_to_end(engine, description, how, facts, stored)
         except RoundFailed as reason:
             _log.error("Stopped: %s", reason)
             raise
@@ -391,7 +395,7 @@ class DpFedExp(Strategy):
 def serve(
     grid: Grid, context: Context, model: nn.Module, evaluate: Callable[[nn.Module], dict[str, float]] | None = None
 ) -> Run:
-    """A whole run with the settings of the app's configuration: what a server app's main function does.
+    """Run a deployment with the settings of the app's configuration; call it in the main function of the server app.
 
     Args:
         grid: Flower's connection to the nodes.

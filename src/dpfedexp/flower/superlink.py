@@ -1,12 +1,12 @@
-"""`dpfedexp superlink`: Flower's SuperLink, closed by default.
+"""`dpfedexp superlink`: Flower's SuperLink with access control.
 
 Flower 1.41 serves three things on one port: Fleet, which nodes need and which checks their signatures; Control, with which apps are
 started and keys registered, and which checks nothing; and Runtime, for the server app. Here the port that nodes reach has the Fleet
 paths and nothing else. The other one is on loopback, and on Linux it serves only the user that the SuperLink runs as, and root.
 
 Flower checks a node's signature and then believes what it says: it may answer in another's name, delete another's message, and
-fetch any object whose hash it knows. Objects are named by the hash of their content, and Flower tells who uploads one whether
-somebody else has done so already. So a node that guesses another's update, such as that of a client without data, could see it.
+fetch any object whose hash it knows. Objects are named by the hash of their content, and Flower tells an uploader whether another
+node has uploaded the same object. So a node that guesses another's update, such as that of a client without data, could see it.
 
 Formal guarantee: from the network only Fleet requests reach Flower, and where nodes authenticate, only those signed with a listed
 key. What a node is answered depends on its own messages, on the runs, and on nothing that other nodes sent. The state is in memory:
@@ -123,7 +123,7 @@ def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path 
     own += ["--insecure"] if insecure else ["--enable-supernode-auth"]
     sys.argv = ["flower-superlink", *own, *options]
     config = command._parse_superlink_lifespan_config()
-    OwnMessages().install()
+    NodeMessages().install()
     flower.get_objectstore_linkstate_factories = lambda _, manager: memory_factories(manager, keys)
     whole = flower.create_app(config, command.SuperLinkLifespan)
     given: dict[str, Any] = {
@@ -133,8 +133,8 @@ def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path 
         # A name that a client puts into a header is not where it comes from.
         "proxy_headers": False,
     }
-    inner = uvicorn.Server(uvicorn.Config(Only(whole, is_own_user), host=LOOPBACK, port=control_port, **given))
-    outer = uvicorn.Server(uvicorn.Config(Only(whole, is_fleet), host=host, port=port, lifespan="off", **given))
+    inner = uvicorn.Server(uvicorn.Config(FilteredApp(whole, is_own_user), host=LOOPBACK, port=control_port, **given))
+    outer = uvicorn.Server(uvicorn.Config(FilteredApp(whole, is_fleet), host=host, port=port, lifespan="off", **given))
     asyncio.run(_both(inner, outer))
 
 
@@ -149,8 +149,8 @@ async def _both(inner: uvicorn.Server, outer: uvicorn.Server) -> None:
     await asyncio.gather(first, second)
 
 
-class Only:
-    """An application of which only what `admits` says, from a request's scope, is served; the rest is answered with 404."""
+class FilteredApp:
+    """An ASGI application that serves only requests admitted by `admits`; others get 404."""
 
     def __init__(
         self, application: Callable[[Scope, Receive, Send], Awaitable[None]], admits: Callable[[Scope], bool]
@@ -204,8 +204,8 @@ def memory_factories(manager: FederationManager, keys: Iterable[bytes]) -> tuple
     return objects, factory
 
 
-class OwnMessages:
-    """Flower's handlers of a node's messages, each for the node's own only. A node has one message at a time, either way."""
+class NodeMessages:
+    """Flower's message handlers, limited to each node's own messages. A node has one message at a time in each direction."""
 
     def __init__(self) -> None:
         self._flower = {name: getattr(handlers, name) for name in EXPECTED if hasattr(handlers, name)}
@@ -237,7 +237,7 @@ class OwnMessages:
         return self._flower["confirm_message_received"](request=request, state=state, store=store)
 
     def push_messages(self, request: Any, state: Any) -> Any:
-        """An answer of the node that signed; all of its objects are asked for, whether or not somebody has sent the same."""
+        """An answer of the node that signed; all of its objects are requested, even if another node has sent the same."""
         node, messages, trees = request.node.node_id, request.messages_list, request.message_object_trees
         own = len(messages) == len(trees) == 1 and messages[0].metadata.src_node_id == node
         if not own:

@@ -1,8 +1,8 @@
-"""What a client computes on a node, with the simulator's own steps: for itself, or for many clients of one node.
+"""Local training on a node with the simulator's code, for one client or many.
 
-Several clients per node are for studying a large federation on few machines. The server sees the sum over them, so whoever runs
-the node is trusted with their reports: it is a simulation of those clients, not a protection of them. Against all others each of
-them has the promise of a client, so they are trained apart, as in a secure run.
+Several clients per node are for studying a large federation on few machines. The server sees the sum over them, so the node's
+operator is trusted with their reports: this simulates those clients and does not protect them from their node. Against all
+others each of them has the promise of a client, so they are trained apart, as in a secure run.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from torch import Tensor, nn
 from dpfedexp.algorithms.probe import RATE, SCALE, UPDATE
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
-from dpfedexp.core.local import LocalOptimiser, schedule
-from dpfedexp.core.local_rate import HELPED, USUAL
+from dpfedexp.core.local_optimizer import LocalOptimizer, schedule
+from dpfedexp.core.local_rate import IMPROVED, PRIOR_RATE
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.modules import Layout
 from dpfedexp.core.noise import Streams
 from dpfedexp.data import Federation
-from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE
-from dpfedexp.engine.engine import Request as Question
+from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE, Request
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower.app_settings import evaluation_from, local_from
-from dpfedexp.flower.messages import ANCHOR_MODEL, BALLOTS, CORRECTION, MODEL, ROWS, Request, as_array, to_flat
+from dpfedexp.flower.messages import ANCHOR_MODEL, BALLOTS, CORRECTION, MODEL, ROWS, NodeRequest, as_array, to_flat
 from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Clients, Task, check_task, one_row
 
@@ -39,12 +38,12 @@ if TYPE_CHECKING:
 
 
 def fresh_streams() -> Streams:
-    """Draws of one message that nobody can repeat."""
+    """Unpredictable random streams for one message."""
     return Streams(secrets.randbits(62))
 
 
 def fresh_shuffles() -> np.random.Generator:
-    """Draws that nobody can repeat."""
+    """An unpredictable random generator."""
     return np.random.default_rng()
 
 
@@ -54,7 +53,7 @@ def train_local(
     inputs: Tensor,
     targets: Tensor,
     *,
-    local: LocalOptimiser,
+    local: LocalOptimizer,
     loss: str | Loss | None = None,
     correction: Mapping[str, Tensor] | None = None,
     shuffles: np.random.Generator | None = None,
@@ -67,7 +66,7 @@ def train_local(
         model: the module, with the global parameters in it.
         inputs: the client's rows.
         targets: one per row.
-        local: the client's optimiser, such as `Sgd(lr=0.1, epochs=1, batch_size=32)`.
+        local: the client's optimizer, such as `Sgd(lr=0.1, epochs=1, batch_size=32)`.
         loss: a name, or a function (outputs, targets) → one loss per example; by default the usual one for the targets.
         correction: DP-SCAFFOLD's c − c_i by parameter, which is added to every gradient.
         shuffles: where batches, and what a module draws, come from; by default the operating system.
@@ -115,24 +114,24 @@ def answer(
     model: nn.Module,
     clients: Clients | tuple[Tensor, Tensor],
     *,
-    local: LocalOptimiser | None = None,
+    local: LocalOptimizer | None = None,
     loss: str | Loss | None = None,
 ) -> Message:
     """A client's whole answer to a server's message: an update, a vote, or an evaluation of the model.
 
-    Return it from the app's train function; `private_training` clips it, adds what the mechanism asks for, and sends it. In a
-    round with a rate that sets itself, a client whose own loss rose in its local steps sends nothing.
+    Return it from the app's train function; `private_training` clips it, adds what the mechanism asks for, and sends it. With an
+    automatic rate, a client whose loss rose in its local steps sends a zero update.
 
     Args:
         message: the server's.
         context: Flower's, for the run's configuration.
         model: a module of the server's layout, on the device to train on; its parameters are replaced by the server's.
         clients: the client's (inputs, targets); a `Federation` of all of the node's clients where it has many.
-        local: the clients' optimiser; by default the configuration's.
+        local: the clients' optimizer; by default the configuration's.
         loss: a name, or a function (outputs, targets) → one loss per example; by default the usual one for the targets.
     """
-    request = Request.from_message(message)
-    optimiser = local_from(context.run_config) if local is None else local
+    request = NodeRequest.from_message(message)
+    optimizer = local_from(context.run_config) if local is None else local
     asked, layout = torch.tensor(request.clients or (0,)), Layout.of(model)
     w = to_flat(message.content.array_records[MODEL], layout, torch.float32)
     layout.write(model, w)
@@ -155,21 +154,21 @@ def answer(
     if held is None or used is None or int(used.sizes[asked].sum()) == 0:
         rows, ballots = torch.zeros(request.shape(len(w))), None
     else:
-        simulation = _simulation(model, held, optimiser, loss, alone=not request.clients)
+        simulation = _simulation(model, held, optimizer, loss, alone=not request.clients)
         if request.purpose == EVALUATION or (metrics is not None and request.round <= 1):
             # Before rounds are paid for, a configuration that does not fit the model is found.
             simulation = _measuring(simulation, metrics, used)
-        rows, ballots = _answered(simulation, _question(message, request, layout, w, optimiser), asked)
+        rows, ballots = _answered(simulation, _question(message, request, layout, w, optimizer), asked)
     content = RecordDict({ROWS: ArrayRecord({"rows": as_array(rows.numpy())})})
     if ballots is not None:
-        content[BALLOTS] = MetricRecord({HELPED.name: ballots.tolist()})
+        content[BALLOTS] = MetricRecord({IMPROVED.name: ballots.tolist()})
     return Message(content, reply_to=message)
 
 
 def _simulation(
-    model: nn.Module, clients: Clients, local: LocalOptimiser, loss: str | Loss | None, *, alone: bool
+    model: nn.Module, clients: Clients, local: LocalOptimizer, loss: str | Loss | None, *, alone: bool
 ) -> Simulation:
-    """The simulator's own clients: one as it is, many kept apart as in a secure run."""
+    """A simulation of the node's clients; several clients are isolated as in a secure run."""
     # Here, because an app's process is new for every message, and one client's training needs less of the library.
     from dpfedexp.algorithms import fedavg
     from dpfedexp.algorithms.round import Full
@@ -186,7 +185,7 @@ def _simulation(
     task = Task(model, Layout.of(model), resolve(loss, targets), local, clients, device)
     check_task(task)
     streams = fresh_streams()
-    trained = replace(task, local=local.at(USUAL), rated=True) if local.automatic else task
+    trained = replace(task, local=local.at(PRIOR_RATE), has_client_rates=True) if local.automatic else task
     return Simulation(task, Loop(trained, streams), Full(), streams, 1, ballots=ballots_of(task))
 
 
@@ -205,7 +204,7 @@ def _measuring(simulation: Simulation, metrics: ClientMetrics | None, rows: Clie
     return replace(simulation, scores=scores)
 
 
-def _question(message: Message, request: Request, layout: Layout, w: Tensor, local: LocalOptimiser) -> Question:
+def _question(message: Message, request: NodeRequest, layout: Layout, w: Tensor, local: LocalOptimizer) -> Request:
     correction = message.content.array_records.get(CORRECTION)
     pull = None if correction is None else to_flat(correction, layout, torch.float32)
     controls = None if pull is None else torch.zeros(1, len(w))
@@ -222,10 +221,10 @@ def _question(message: Message, request: Request, layout: Layout, w: Tensor, loc
                 raise InputError("the server asks for a vote on the rate's scale, and sends no anchor.")
             memory[ANCHOR] = to_flat(anchor, layout, torch.float32)
     state = State(max(0, request.round - 1), w, (w,), request.mechanism.clip, {}, pull, controls, memory)
-    return Question(request.purpose, request.round, state, request.mechanism, shake=request.shake)
+    return Request(request.purpose, request.round, state, request.mechanism, shake=request.shake)
 
 
-def _answered(simulation: Simulation, question: Question, asked: Tensor) -> tuple[Tensor, Tensor | None]:
+def _answered(simulation: Simulation, question: Request, asked: Tensor) -> tuple[Tensor, Tensor | None]:
     w = question.state.w.to(simulation.task.device)
     rows, ballots = [], []
     for chunk in asked.split(simulation.chunk_size):

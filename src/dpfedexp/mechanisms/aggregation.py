@@ -1,14 +1,14 @@
 """The wire protocol of two aggregators: what a client binds, seals and sends, and what the second aggregator answers.
 
 A seed is bound to the run, the round, the node, the nonce, the row's length, the clip and the whole mechanism: these bytes are
-HPKE's `info`, and a seed opens only for whoever names the same ones. It is sealed under the helper's public key by HPKE (RFC 9180)
+HPKE's `info`, and a seed opens only for the same values. It is sealed under the helper's public key by HPKE (RFC 9180)
 of the `cryptography` package, and nothing else: DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, ChaCha20-Poly1305, in base mode. Base mode
 does not say who sealed; a client's identity is the network's to check.
 
 Formal guarantee: an answer of the helper holds noise of full size that only the helper knows, and is on the books, durably, before
-its noise is drawn. There is at most one answer to a round of a run and to a nonce, whatever set of clients it is asked for; rounds
-of a run only go up. The masks of fewer clients than its minimum are never added. What the noise costs does not depend on the set:
-whoever is in it, and whoever else the server invented, one client moves the sum by at most 2C.
+its noise is drawn. There is at most one answer per round of a run and per nonce, for any set of clients; rounds
+of a run only go up. The masks of fewer clients than its minimum are never added. What the noise costs does not depend on the
+set, even if the server invents clients: one client moves the sum by at most 2C.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from dpfedexp.core.noise import MOST_WORDS, SEED_BYTES, Noise, Words, expand, fresh_seed, from_words, hide, to_words
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Release
-from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.mechanisms.serialization import decode, encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 PROTOCOL = b"dpfedexp two-party aggregation, version 1"
@@ -40,7 +40,7 @@ FEWEST = 2
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundBinding:
     """What all the clients of one round have in common.
 
     Args:
@@ -49,7 +49,8 @@ class Round:
         nonce: 128 random bits of the server's, 32 hexadecimal digits; new for every round.
         columns: how many words a row has.
         clip: the radius C.
-        mechanism: the mechanism as text (`mechanisms.text.encode`), which says the clip again, the noise and what is asked.
+        mechanism: the mechanism as text (`mechanisms.serialization.encode`), which says the clip again, the noise and what is
+            asked.
     """
 
     run: str
@@ -84,7 +85,7 @@ class Round:
         return b"".join(struct.pack(">I", len(field)) + field for field in (PROTOCOL, *fields))
 
 
-def set_digest(round_: Round, seeds: Iterable[tuple[int, bytes]]) -> str:
+def set_digest(round_: RoundBinding, seeds: Iterable[tuple[int, bytes]]) -> str:
     """One name for a round and a set of clients with their sealed seeds: what an answer says it is for."""
     digest = hashlib.sha256(round_.info(0))
     for node, sealed in sorted(seeds):
@@ -99,7 +100,7 @@ def new_key(path: Path | str) -> str:
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise InputError(f"{str(path)!r} exists; a key is never replaced: choose another name.") from None
+        raise InputError(f"{str(path)!r} already exists; keys are not overwritten: choose another name.") from None
     with os.fdopen(file, "w", encoding="ascii") as out:
         out.write(private.private_bytes_raw().hex() + "\n")
         out.flush()
@@ -174,7 +175,7 @@ def _primitives() -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedRow:
     """What a client sends: all of it to the server, which hands `sealed` on.
 
     Args:
@@ -186,14 +187,14 @@ class Masked:
     sealed: bytes
 
 
-def masked(row: Words, round_: Round, node: int, helper_key: str) -> Masked:
+def mask_row(row: Words, round_: RoundBinding, node: int, helper_key: str) -> MaskedRow:
     """The two parts of one row, with a seed that exists nowhere else and is used once."""
     require(len(row) == round_.columns, f"the row has {len(row)} words; the round has {round_.columns}.")
     seed = fresh_seed()
-    return Masked(hide(row, seed), seal(seed, helper_key, round_.info(node)))
+    return MaskedRow(hide(row, seed), seal(seed, helper_key, round_.info(node)))
 
 
-Books = Callable[[Round, TwoPartyGaussian], None]
+AdmitAnswer = Callable[[RoundBinding, TwoPartyGaussian], None]
 """Returns when the answer to a round is within the helper's limits and charged on disk; raises `InputError` otherwise."""
 
 
@@ -209,7 +210,7 @@ class BadSeeds(InputError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HelperAnswer:
     """The sum of the masks and the helper's noise, mod 2⁶⁴, and the round and set of clients that it is for."""
 
     words: Words
@@ -223,16 +224,16 @@ class Helper:
     Args:
         key: its private key; sites pin the public one.
         min_clients: the fewest clients whose masks it adds.
-        books: admits and charges an answer.
+        admit: admits and charges an answer.
         noise: makes one fresh source of noise per purpose.
     """
 
     key: PrivateKey
     min_clients: int
-    books: Books
+    admit: AdmitAnswer
     noise: Callable[[], Noise]
 
-    def answer(self, round_: Round, seeds: list[tuple[int, bytes]]) -> Answer:
+    def answer(self, round_: RoundBinding, seeds: list[tuple[int, bytes]]) -> HelperAnswer:
         """The answer to a round for these clients, charged; raises `InputError` with the reason for anything else."""
         mechanism = _mechanism(round_)
         nodes = [node for node, _ in seeds]
@@ -249,15 +250,15 @@ class Helper:
             raise BadSeeds(closed)
         known = [seed for _, seed in opened if seed is not None]
         require(len(set(known)) == len(known), "two clients have the same seed, which no honest client has.")
-        self.books(round_, mechanism)
+        self.admit(round_, mechanism)
         drawn = mechanism.noise_units(round_.columns, "helper", self.noise(), self.noise())
         total = to_words(drawn).copy()
         for seed in known:
             total += expand(seed, round_.columns)
-        return Answer(total, set_digest(round_, seeds))
+        return HelperAnswer(total, set_digest(round_, seeds))
 
 
-def _mechanism(round_: Round) -> TwoPartyGaussian:
+def _mechanism(round_: RoundBinding) -> TwoPartyGaussian:
     """The round's mechanism, if it is one of two aggregators and the text is the only one that says it."""
     mechanism = decode(round_.mechanism)
     if not isinstance(mechanism, TwoPartyGaussian):
@@ -279,10 +280,10 @@ def server_release(
     own: Words | None = None
     if "server" in mechanism.sides:
         own = to_words(mechanism.noise_units(len(answer), "server", noise(), noise()))
-    return mechanism.decode(from_words(unmasked(words, answer, own)), len(words), denominator)
+    return mechanism.decode(from_words(unmask_sum(words, answer, own)), len(words), denominator)
 
 
-def unmasked(words: list[Words], answer: Words, noise: Words | None = None) -> Words:
+def unmask_sum(words: list[Words], answer: Words, noise: Words | None = None) -> Words:
     """What the server learns: Σ of the rows and the helper's noise, and its own noise where it adds any, mod 2⁶⁴."""
     total = np.array(answer, dtype=np.uint64)
     for row in words:

@@ -20,17 +20,17 @@ from dpfedexp.accounting import calibrate_noise, compose
 from dpfedexp.accounting.events import Event, NonPrivateEvent, RoundSettings, Sampling
 from dpfedexp.core.clipping import BLOCK, AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.sums import HALF, WITHIN, Ask, Sums, Vote, check_votes, collected, estimate, shares
+from dpfedexp.core.sums import MAX_SHARE, WITHIN_CLIP, Sums, Vote, VoteSpec, check_votes, estimate, shares, sum_shares
 from dpfedexp.core.sums import Release as Release
 from dpfedexp.core.sums import Secure as Secure
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.machine import has_triton, spread
+from dpfedexp.machine import has_triton, run_on_threads
 
 Numerator = Literal["free", "paper", "naive"]
 Part = Literal["level", "votes"]
 """What a report may carry beside its vector."""
-Beside = Callable[["Mechanism"], Sequence[Event]]
-"""From the mechanism of the rounds to what is released once beside them."""
+OneTimeEvents = Callable[["Mechanism"], Sequence[Event]]
+"""From a mechanism to the events that the run releases once, besides its rounds."""
 
 
 @checked
@@ -40,7 +40,7 @@ class Report:
 
     Args:
         vector: the update, the update with the free rule's coordinate, or PrivUnit's unit vector V.
-        level: PrivUnit's randomised level Ĵ, else None.
+        level: PrivUnit's randomized level Ĵ, else None.
         votes: the shares of the mechanism's votes, each within ±½, [n, k]; None where it asks for none.
     """
 
@@ -59,7 +59,7 @@ def total(rows: Tensor) -> Tensor:
     if rows.is_cuda and has_triton():
         from dpfedexp.core import double_sums
 
-        if double_sums.suits(rows):
+        if double_sums.is_supported(rows):
             return double_sums.column_sums(rows)
     if rows.shape[1] <= BLOCK or rows.device.type != "cpu" or len(rows) == 0:
         return rows.sum(0, dtype=torch.float64)
@@ -71,7 +71,7 @@ def total(rows: Tensor) -> Tensor:
         for row in block[1:]:
             part.add_(row)
 
-    spread(add, range(0, len(out), BLOCK), torch.get_num_threads())
+    run_on_threads(add, range(0, len(out), BLOCK), torch.get_num_threads())
     return out
 
 
@@ -84,8 +84,8 @@ def make_sums(vector: Tensor, squares: Tensor | None, votes: Tensor | None, coun
 
 @checked
 @dataclass(frozen=True, kw_only=True)
-class Terms(RoundSettings):
-    """What a run asks of its mechanism beside the settings of a round, and the public facts that it is made for.
+class MechanismSpec(RoundSettings):
+    """What a mechanism is built from: the settings of a round, and public facts about the run.
 
     Args:
         clip: the radius C, or how it adapts.
@@ -97,7 +97,7 @@ class Terms(RoundSettings):
         rounds: how many rounds the target is for.
         secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
         votes: what is asked of every client beside its update and, with an adaptive clip, beside its count.
-        beside: what the run releases once beside its rounds, which the target must cover too; None for nothing.
+        one_time: events that the run releases once, besides its rounds, and that the target must cover; None for none.
     """
 
     clip: float | AdaptiveClip
@@ -108,8 +108,8 @@ class Terms(RoundSettings):
     cohort: float = 1.0
     rounds: int = 1
     secure: Secure = False
-    votes: tuple[Ask, ...] = ()
-    beside: Beside | None = None
+    votes: tuple[VoteSpec, ...] = ()
+    one_time: OneTimeEvents | None = None
 
     @property
     def radius(self) -> float:
@@ -143,7 +143,7 @@ class Mechanism(ABC):
     needs_helper: ClassVar[bool] = False
     """Whether a second aggregator makes the sum with the server, so that a client may send neither of them a report."""
     is_private: ClassVar[bool] = True
-    """Whether it promises anything at all."""
+    """Whether it guarantees any privacy."""
     numerators: ClassVar[tuple[Numerator, ...]] = ()
     """Which statistics it can release for a step-size rule."""
 
@@ -157,51 +157,51 @@ class Mechanism(ABC):
 
     @classmethod
     @abstractmethod
-    def bound(cls, terms: Terms) -> Mechanism:
+    def bound(cls, spec: MechanismSpec) -> Mechanism:
         """The mechanism of the first round, with every constant in place.
 
-        Formal guarantee: `terms.rounds` rounds of this very mechanism, with whatever secure noise costs, stay within the target.
+        Formal guarantee: `spec.rounds` rounds of this mechanism, including the cost of secure noise, stay within the target.
         """
 
     @classmethod
-    def check_terms(cls, terms: Terms) -> None:
-        """Raises `InputError` for terms that can't be met, before model and federation are known."""
+    def check_spec(cls, spec: MechanismSpec) -> None:
+        """Raise `InputError` for settings that the mechanism does not support, before model and federation are known."""
         require(
-            not isinstance(terms.clip, AdaptiveClip),
+            not isinstance(spec.clip, AdaptiveClip),
             ADAPTIVE_LOCAL
             if cls.is_local
             else f"clip is 'adaptive', which mechanism {cls.kind!r} does not do; give a number.",
         )
         require(
-            not cls.is_local or terms.adjacency == "replace-one",
+            not cls.is_local or spec.adjacency == "replace-one",
             "adjacency is 'add-remove' in a local setting: a client that reports at all can only be replaced; use 'replace-one'.",
         )
         require(
-            not terms.votes,
+            not spec.votes,
             "votes are asked for in a local setting: one number of one client would need noise of its own that is larger than the "
             "number, and would cost as much as the update; use mechanism 'central-gaussian', or choose from public numbers."
             if cls.is_local
             else f"votes are asked for, which mechanism {cls.kind!r} does not release.",
         )
-        cls.check_numerator(terms)
+        cls.check_numerator(spec)
 
     @classmethod
-    def check_numerator(cls, terms: Terms) -> None:
-        """The step-size rule must not ask for a statistic that is never released, or rounds would be paid for in vain."""
+    def check_numerator(cls, spec: MechanismSpec) -> None:
+        """Raise `InputError` if the step-size rule needs a statistic that the mechanism does not release."""
         require(
-            terms.numerator is None or terms.numerator in cls.numerators,
-            f"numerator is {terms.numerator!r}, which mechanism {cls.kind!r} does not release; "
+            spec.numerator is None or spec.numerator in cls.numerators,
+            f"numerator is {spec.numerator!r}, which mechanism {cls.kind!r} does not release; "
             f"it releases {', '.join(cls.numerators) or 'none'}.",
         )
 
     @classmethod
     def round_event(cls, settings: RoundSettings) -> Event:
         """What one round costs where only its settings are known (`dpfedexp privacy`)."""
-        terms = Terms(**{**vars(settings), "clip": 1.0, "dimension": settings.dimension or 8})
-        cls.check_terms(terms)
-        event = cls.bound(terms).event(settings.sampling)
+        spec = MechanismSpec(**{**vars(settings), "clip": 1.0, "dimension": settings.dimension or 8})
+        cls.check_spec(spec)
+        event = cls.bound(spec).event(settings.sampling)
         if settings.dimension is None:
-            other = cls.bound(replace(terms, dimension=16)).event(settings.sampling)
+            other = cls.bound(replace(spec, dimension=16)).event(settings.sampling)
             require(event == other, f"dimension is missing; what a round of {cls.kind!r} costs depends on it.")
         return event
 
@@ -217,8 +217,8 @@ class Mechanism(ABC):
             clipped: the updates, and which of them were inside the ball before.
             clients: their numbers, which key the draws.
             noise: where draws come from.
-            ballots: the values of `votes` other than "within clip", in their order and their own ranges, [n, k']; whatever they
-                are, a client's share stays within ±½.
+            ballots: the values of `votes` other than "within clip", in their order and their own ranges, [n, k']; a client's
+                share stays within ±½.
         """
 
     def estimate(self, report: Report) -> Tensor:
@@ -231,7 +231,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def collect(self, report: Report) -> Sums:
-        """The server's side of one chunk; enforces again whatever the guarantee of the others rests on."""
+        """The server's side of one chunk; enforces again the bounds that the guarantee depends on."""
 
     @abstractmethod
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
@@ -240,9 +240,9 @@ class Mechanism(ABC):
     def noise_variance(self, denominator: float, count: float) -> float | None:
         """The variance that the mechanism's noise has in each coordinate of `Release.c_bar`, from public numbers alone.
 
-        Formal guarantee: no client's data enters, so whatever is made of it is public. It is that of the ideal noise, which secure
-        noise on the lattice exceeds by less than one part in 10¹². None where it depends on what the clients hold, or no formula
-        is at hand.
+        Formal guarantee: it does not depend on clients' data, so it is public. It is the variance of the ideal noise; secure
+        noise on the lattice exceeds it by less than one part in 10¹². None where it depends on what the clients hold, or no
+        formula is at hand.
 
         Args:
             denominator: the public number that a central sum is divided by.
@@ -282,18 +282,18 @@ class Mechanism(ABC):
         """Between which values one client's share of `Sums.squares` lies."""
         return 0.0, self.norm_bound(width) ** 2
 
-    def settled(self, sums: Sums) -> Sums:
-        """Sums that were added elsewhere, brought to the form that `release` adds noise to."""
+    def prepare_sums(self, sums: Sums) -> Sums:
+        """Prepare sums that were added on another machine for `release`."""
         return sums
 
     def asking(self, question: str, noise: float) -> Mechanism:
         """The same mechanism for a question in place of the update, with noise of this standard deviation on each bin's sum.
 
-        A client answers with a vector that has ½ in the bin of its choice and 0 elsewhere; whatever it sends is clipped to norm ½.
+        A client answers with a vector that has ½ in the bin of its choice and 0 elsewhere; the answer is clipped to norm ½.
         """
         raise InputError(
-            f"mechanism {self.kind!r} can't ask clients for {question!r}: its noise is not Gaussian. Give the local rate as a "
-            "number, such as lr=0.1, and measure the model on data of the server's own."
+            f"mechanism {self.kind!r} can't ask clients for {question!r}: its noise is not Gaussian. Pass the local rate as a "
+            "number, such as lr=0.1, and evaluate on the server's own data."
         )
 
     @abstractmethod
@@ -318,7 +318,7 @@ class Mechanism(ABC):
         Args:
             seen: reports as float64 rows: the vector, then the level where there is one.
             here: one client's update, [1, d].
-            there: its neighbour's.
+            there: its neighbor's.
         """
         return None
 
@@ -336,7 +336,7 @@ class Mechanism(ABC):
     @property
     def adapts_clip(self) -> bool:
         """Whether its clip changes from round to round, by a count that it releases."""
-        return any(vote.name == WITHIN for vote in self.votes)
+        return any(vote.name == WITHIN_CLIP for vote in self.votes)
 
     def at_radius(self, radius: float) -> Self:
         """The mechanism with the clip that is in force, which adaptive clipping moves."""
@@ -361,20 +361,20 @@ class NoPrivacy(Mechanism):
     question: str = ""
 
     @classmethod
-    def check_terms(cls, terms: Terms) -> None:
-        check_votes(terms.votes)
+    def check_spec(cls, spec: MechanismSpec) -> None:
+        check_votes(spec.votes)
 
     @classmethod
-    def bound(cls, terms: Terms) -> Mechanism:
-        votes = tuple(Vote(ask.name, ask.low, ask.high, noise=0.0) for ask in terms.votes)
-        return terms.drawn(NoPrivacy(math.inf if isinstance(terms.clip, AdaptiveClip) else terms.clip, votes))
+    def bound(cls, spec: MechanismSpec) -> Mechanism:
+        votes = tuple(Vote(ask.name, ask.low, ask.high, noise=0.0) for ask in spec.votes)
+        return spec.drawn(NoPrivacy(math.inf if isinstance(spec.clip, AdaptiveClip) else spec.clip, votes))
 
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
         return Report(clipped.vectors, votes=shares(self.votes, clipped.within, ballots))
 
     def collect(self, report: Report) -> Sums:
         squares = row_norms(report.vector).square().sum()
-        return make_sums(total(report.vector), squares, collected(report.votes, self.votes), len(report.vector))
+        return make_sums(total(report.vector), squares, sum_shares(report.votes, self.votes), len(report.vector))
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         count = max(sums.count, 1)
@@ -385,7 +385,7 @@ class NoPrivacy(Mechanism):
         return 0.0
 
     def asking(self, question: str, noise: float) -> Mechanism:
-        return NoPrivacy(HALF, question=question)
+        return NoPrivacy(MAX_SHARE, question=question)
 
     def event(self, sampling: Sampling) -> NonPrivateEvent:
         return NonPrivateEvent(question=self.question)
@@ -394,7 +394,7 @@ class NoPrivacy(Mechanism):
         raise InputError("secure is set, but the algorithm is not private: it adds no noise that could be secure.")
 
 
-def deployed(mechanism: Mechanism) -> Mechanism:
+def with_secure_noise(mechanism: Mechanism) -> Mechanism:
     """The mechanism on the grid, so that no low bit of a release tells what it was added to.
 
     Formal guarantee: plain noise never leaves this function. A mechanism whose `secure` says so and whose noise stays plain is
@@ -417,42 +417,42 @@ class Gaussian(Mechanism):
     numerator: Numerator | None
 
     @staticmethod
-    def check_noise(terms: Terms) -> None:
+    def check_noise(spec: MechanismSpec) -> None:
         """Exactly one of noise multiplier and target."""
-        z = terms.noise_multiplier
+        z = spec.noise_multiplier
         require(
-            (z is None) != (terms.target_epsilon is None),
-            f"noise_multiplier is {z} and target_epsilon is {terms.target_epsilon}; give exactly one of them.",
+            (z is None) != (spec.target_epsilon is None),
+            f"noise_multiplier is {z} and target_epsilon is {spec.target_epsilon}; pass exactly one of them.",
         )
         require(z is None or 0 < z < math.inf, f"noise_multiplier is {z}; it must be a positive number.")
 
     @staticmethod
-    def with_noise(terms: Terms, make: Callable[[float], Mechanism]) -> Mechanism:
+    def with_noise(spec: MechanismSpec, make: Callable[[float], Mechanism]) -> Mechanism:
         """`make(z)` with the z that is asked for, or the smallest one that meets the target, drawn as the terms say."""
-        target, most = terms.target_epsilon, math.inf
-        if terms.noise_multiplier is not None:
-            return terms.drawn(make(terms.noise_multiplier))
+        target, most = spec.target_epsilon, math.inf
+        if spec.noise_multiplier is not None:
+            return spec.drawn(make(spec.noise_multiplier))
         if target is None:
-            raise InputError("noise_multiplier and target_epsilon are missing; give exactly one of them.")
+            raise InputError("noise_multiplier and target_epsilon are missing; pass exactly one of them.")
 
         def drawn(z: float) -> Mechanism:
-            return terms.drawn(make(min(z, most)))
+            return spec.drawn(make(min(z, most)))
 
         def event(z: float) -> Event:
-            return drawn(z).event(terms.sampling)
+            return drawn(z).event(spec.sampling)
 
         def once(z: float) -> Sequence[Event]:
-            return () if terms.beside is None else terms.beside(drawn(z))
+            return () if spec.one_time is None else spec.one_time(drawn(z))
 
-        if isinstance(terms.clip, AdaptiveClip) and terms.clip.count_noise is not None:
+        if isinstance(spec.clip, AdaptiveClip) and spec.clip.count_noise is not None:
             # From z = 2·count_noise on the count alone would cost more than z does, and other votes cost less than 2% of z's share.
-            most = 2.0 * terms.clip.count_noise * (0.99 if terms.votes else 1.0 - 1e-6)
+            most = 2.0 * spec.clip.count_noise * (0.99 if spec.votes else 1.0 - 1e-6)
             require(
-                compose([(event(most), terms.rounds)], terms.delta).epsilon < target,
-                f"adaptive clip: count_noise is {terms.clip.count_noise:.4g}, and the count alone costs more than the "
-                f"target_epsilon of {target:g} over {terms.rounds} rounds; raise it, or leave it out.",
+                compose([(event(most), spec.rounds)], spec.delta).epsilon < target,
+                f"adaptive clip: count_noise is {spec.clip.count_noise:.4g}, and the count alone costs more than the "
+                f"target_epsilon of {target:g} over {spec.rounds} rounds; raise it, or leave it out.",
             )
-        return drawn(calibrate_noise(event, target_epsilon=target, delta=terms.delta, rounds=terms.rounds, beside=once))
+        return drawn(calibrate_noise(event, target_epsilon=target, delta=spec.delta, rounds=spec.rounds, one_time=once))
 
     def width(self, dimension: int) -> int:
         return dimension + (self.numerator == "free")

@@ -12,9 +12,9 @@ from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling, centr
 from dpfedexp.core import sums as voting
 from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import STRICT_EXCESS, Noise, add_noise, check_room, step_for, truncate, truncated_sum
-from dpfedexp.core.sums import HALF, WITHIN, Sums, Vote
+from dpfedexp.core.sums import MAX_SHARE, WITHIN_CLIP, Sums, Vote
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.mechanisms.base import Gaussian, Mechanism, Release, Report, Secure, Terms, make_sums, total
+from dpfedexp.mechanisms.base import Gaussian, Mechanism, MechanismSpec, Release, Report, Secure, make_sums, total
 
 _SQUARE_EXCESS = 2.0**-19
 """Twice the largest step of the squared norms in units of their own noise: truncation, and the rounding of the norms themselves."""
@@ -51,7 +51,7 @@ class CentralGaussian(Gaussian):
             self.numerator != "paper" or self.scalar_multiplier is not None,
             "the mechanism's scalar_multiplier is missing; numerator 'paper' needs the noise on the squared norms.",
         )
-        alone = (self.clip, self.numerator, self.scalar_multiplier, self.votes) == (HALF, None, None, ())
+        alone = (self.clip, self.numerator, self.scalar_multiplier, self.votes) == (MAX_SHARE, None, None, ())
         require(
             not self.question or alone, f"the question {self.question!r} has a clip other than ½, or more beside it."
         )
@@ -60,42 +60,42 @@ class CentralGaussian(Gaussian):
             require(vote.noise > 0, f"the vote {vote.name!r} has noise {vote.noise}; it must be a positive number.")
 
     @classmethod
-    def check_terms(cls, terms: Terms) -> None:
-        cls.check_noise(terms)
-        cls.check_numerator(terms)
+    def check_spec(cls, spec: MechanismSpec) -> None:
+        cls.check_noise(spec)
+        cls.check_numerator(spec)
         require(
-            all(ask.name != WITHIN for ask in terms.votes),
-            f"votes has {WITHIN!r}, which adaptive clipping asks by itself; call the vote otherwise.",
+            all(ask.name != WITHIN_CLIP for ask in spec.votes),
+            f"votes has {WITHIN_CLIP!r}, which is the vote of adaptive clipping; use another name.",
         )
-        voting.check_votes(terms.votes)
+        voting.check_votes(spec.votes)
 
     @classmethod
-    def bound(cls, terms: Terms) -> Mechanism:
-        # What is released beside the rounds has its part of the one per cent that all votes together may cost.
-        count = (len(terms.votes) + isinstance(terms.clip, AdaptiveClip)) * (1 if terms.beside is None else 2)
+    def bound(cls, spec: MechanismSpec) -> Mechanism:
+        # What is released beside the rounds has its part of the one percent that all votes together may cost.
+        count = (len(spec.votes) + isinstance(spec.clip, AdaptiveClip)) * (1 if spec.one_time is None else 2)
 
         def make(z: float) -> CentralGaussian:
-            noise = voting.default_noise(terms.cohort, z, count)
-            votes = tuple(Vote(ask.name, ask.low, ask.high, noise=noise) for ask in terms.votes)
-            radius = terms.clip
+            noise = voting.default_noise(spec.cohort, z, count)
+            votes = tuple(Vote(ask.name, ask.low, ask.high, noise=noise) for ask in spec.votes)
+            radius = spec.clip
             if isinstance(radius, AdaptiveClip):
-                votes = (voting.within_clip(radius.count_noise or noise), *votes)
+                votes = (voting.within_clip_vote(radius.count_noise or noise), *votes)
                 radius = radius.initial
             # The votes' share of the budget comes out of the update's: together they cost what z alone costs.
             share = z**-2 - sum((2 * vote.noise) ** -2 for vote in votes)
             if share <= 0:
                 name, noise = min(((vote.name, vote.noise) for vote in votes), key=lambda vote: vote[1])
-                named = "adaptive clip: count_noise" if name == WITHIN else f"the noise of the vote {name!r}"
+                named = "adaptive clip: count_noise" if name == WITHIN_CLIP else f"the noise of the vote {name!r}"
                 raise InputError(
                     f"{named} is {noise:.4g}, too little for a noise multiplier of {z:.4g}; it must be above {z / 2:.4g}."
                 )
             z_update = share**-0.5 if votes else z
             # σ_ξ = dσ²/M with σ² = z²C²/M, as a multiple of C² on the sum.
-            scalar = terms.dimension * z * z / terms.cohort if terms.numerator == "paper" else None
-            numerator = None if terms.numerator == "naive" else terms.numerator
-            return CentralGaussian(radius, z_update, terms.adjacency, numerator, scalar, votes)
+            scalar = spec.dimension * z * z / spec.cohort if spec.numerator == "paper" else None
+            numerator = None if spec.numerator == "naive" else spec.numerator
+            return CentralGaussian(radius, z_update, spec.adjacency, numerator, scalar, votes)
 
-        return cls.with_noise(terms, make)
+        return cls.with_noise(spec, make)
 
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
         return Report(self._rows(clipped), votes=voting.shares(self.votes, clipped.within, ballots))
@@ -103,7 +103,7 @@ class CentralGaussian(Gaussian):
     def collect(self, report: Report) -> Sums:
         rows = clip(report.vector, self.clip).vectors
         squares = row_norms(rows).square().sum() if self.numerator == "paper" else None
-        return make_sums(total(rows), squares, voting.collected(report.votes, self.votes), len(rows))
+        return make_sums(total(rows), squares, voting.sum_shares(report.votes, self.votes), len(rows))
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         server = torch.zeros(1, dtype=torch.int64)
@@ -111,7 +111,7 @@ class CentralGaussian(Gaussian):
         drawn = noise.normal(server, len(sums.vector), sums.vector.device, torch.float64)[0]
         mean = (sums.vector + sigma * drawn) / denominator
         # One draw for the squared norms and one for the clip's count, whether they are asked for or not; then the other votes'.
-        width = 2 + len(voting.further(self.votes))
+        width = 2 + len(voting.client_votes(self.votes))
         xi, *draws = scalar_noise.normal(server, width, torch.device("cpu"), torch.float64)[0].tolist()
         draws = draws[len(draws) - len(self.votes) :]
         votes = {
@@ -128,7 +128,7 @@ class CentralGaussian(Gaussian):
 
     def asking(self, question: str, noise: float) -> Mechanism:
         plain: dict[str, Any] = {"numerator": None, "scalar_multiplier": None, "votes": (), "question": question}
-        return replace(self, clip=HALF, noise_multiplier=noise / HALF, **plain)
+        return replace(self, clip=MAX_SHARE, noise_multiplier=noise / MAX_SHARE, **plain)
 
     def event(self, sampling: Sampling) -> GaussianEvent:
         if self.question:
@@ -179,7 +179,7 @@ class SecureCentralGaussian(CentralGaussian):
         rows = clip(report.vector, self.clip).vectors
         units = self._squares(rows)
         squares = None if units is None else units.sum().double() * self._square_step
-        votes = voting.collected(report.votes, self.votes, self.noise_kind)
+        votes = voting.sum_shares(report.votes, self.votes, self.noise_kind)
         return make_sums(truncated_sum(rows, self._step), squares, votes, len(rows))
 
     def _squares(self, rows: Tensor) -> Tensor | None:
@@ -189,7 +189,7 @@ class SecureCentralGaussian(CentralGaussian):
         norms = row_norms(truncate(rows, self._step).double() * self._step).clamp_max(self.clip)
         return truncate(norms.square(), self._square_step)
 
-    def settled(self, sums: Sums) -> Sums:
+    def prepare_sums(self, sums: Sums) -> Sums:
         """A node's sums truncated to the lattice, where they are already if the node is honest."""
         squares = sums.squares
         if self.scalar_multiplier is not None:
@@ -203,8 +203,8 @@ class SecureCentralGaussian(CentralGaussian):
         mean = add_noise(sums.vector[None], self._step, deviation, noise, self.strict)[0] / denominator
         statistic, votes = None, {}
         for place, (vote, value) in enumerate(zip(self.votes, sums.votes, strict=True)):
-            step = voting.step_of(vote, self.noise_kind)
-            check_room(sums.count, HALF, step)
+            step = voting.lattice_step(vote, self.noise_kind)
+            check_room(sums.count, MAX_SHARE, step)
             # Each vote has a row of its own, also in a stream that gives the same row twice; the clip's has the first.
             row = place if self.adapts_clip else place + 1
             noisy = add_noise(value.reshape(1, 1), step, vote.noise, scalar_noise, self.strict, row)

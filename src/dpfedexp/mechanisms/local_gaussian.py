@@ -12,7 +12,17 @@ from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import STRICT_EXCESS, Noise, add_noise, check_room, step_for, truncate
 from dpfedexp.core.sums import Sums
 from dpfedexp.errors import checked, require
-from dpfedexp.mechanisms.base import Gaussian, Mechanism, Numerator, Release, Report, Secure, Terms, make_sums, total
+from dpfedexp.mechanisms.base import (
+    Gaussian,
+    Mechanism,
+    MechanismSpec,
+    Numerator,
+    Release,
+    Report,
+    Secure,
+    make_sums,
+    total,
+)
 
 _NEVER = 1e-15
 """How often an honest report may be longer than `norm_bound` says."""
@@ -37,13 +47,13 @@ class LocalGaussian(Gaussian):
     numerator: Numerator | None = None
 
     @classmethod
-    def check_terms(cls, terms: Terms) -> None:
-        super().check_terms(terms)
-        cls.check_noise(terms)
+    def check_spec(cls, spec: MechanismSpec) -> None:
+        super().check_spec(spec)
+        cls.check_noise(spec)
 
     @classmethod
-    def bound(cls, terms: Terms) -> Mechanism:
-        return cls.with_noise(terms, lambda z: LocalGaussian(terms.radius, z, terms.numerator))
+    def bound(cls, spec: MechanismSpec) -> Mechanism:
+        return cls.with_noise(spec, lambda z: LocalGaussian(spec.radius, z, spec.numerator))
 
     @property
     def sigma(self) -> float:
@@ -115,7 +125,7 @@ class SecureLocalGaussian(LocalGaussian):
         event = replace(super().event(sampling), attained=False)
         if not self.strict:
             return event
-        rounded = replace(event, beside_sum="rounding") if event.beside_sum == "nothing" else event
+        rounded = replace(event, beyond_sum="rounding") if event.beyond_sum == "nothing" else event
         return rounded.scaled(1.0 + STRICT_EXCESS)
 
     def secure(self, strict: bool = False) -> SecureLocalGaussian:

@@ -1,8 +1,8 @@
-"""PrivUnit × ScalarDP (Bhowmick et al. 2018): a client's direction and norm, each randomised on its own.
+"""PrivUnit × ScalarDP (Bhowmick et al. 2018): a client's direction and norm, each randomized on its own.
 
 Formal guarantee: the structured report (Ĵ, V) is ε-locally differentially private with ε = log(p(1−q)/(q(1−p))) + ε₂, where q is
-the mass of the cap {⟨v,u⟩ ≥ γ} and p the probability of drawing from it; c, r̂ and ŝ are post-processing. The paper's box draws from
-the cap "with probability γ", which must read p: taken literally, E[z] points away from u.
+the mass of the cap {⟨v,u⟩ ≥ γ} and p the probability of drawing from it; c, r̂ and ŝ are post-processing. The paper's box draws
+from the cap "with probability γ", which must read p: taken literally, E[z] points away from u.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import Sums
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.mechanisms.base import Mechanism, Part, Release, Report, Secure, Terms, make_sums, total
+from dpfedexp.mechanisms.base import Mechanism, MechanismSpec, Part, Release, Report, Secure, make_sums, total
 
 _FEW = 2**12
 _NOTHING = 1e-30
@@ -33,7 +33,7 @@ _NOTHING = 1e-30
 class ScalarDP:
     """ScalarDP (Algorithm 4 of the paper's appendix; Bhowmick et al. 2018) and the norm estimate of Algorithm `norm-privunit`.
 
-    A magnitude r ∈ [0, C] is rounded at random to a level J ∈ {0, …, k}, the level goes through (k+1)-ary randomised response, and
+    A magnitude r ∈ [0, C] is rounded at random to a level J ∈ {0, …, k}, the level goes through (k+1)-ary randomized response, and
     the result is debiased. Formal guarantee: the level Ĵ is ε₂-differentially private for r; everything else is post-processing.
 
     The paper's box prints k = e^⌈ε₂/3⌉; its own lemma has k = ⌈e^{ε₂/3}⌉, which is what the variance bound needs and is used here.
@@ -175,26 +175,26 @@ class PrivUnit(Mechanism):
         return ScalarDP(self.epsilon2, self.clip)
 
     @classmethod
-    def check_terms(cls, terms: Terms) -> None:
-        super().check_terms(terms)
+    def check_spec(cls, spec: MechanismSpec) -> None:
+        super().check_spec(spec)
         require(
-            terms.noise_multiplier is None,
-            f"noise_multiplier is {terms.noise_multiplier} with PrivUnit, which has none; give target_epsilon or epsilons.",
+            spec.noise_multiplier is None,
+            f"noise_multiplier is {spec.noise_multiplier} with PrivUnit, which has none; give target_epsilon or epsilons.",
         )
 
     @classmethod
-    def bound(cls, terms: Terms) -> Mechanism:
-        if terms.target_epsilon is None:
-            return terms.drawn(PrivUnit(terms.radius, terms.dimension, *terms.epsilons, gamma=terms.gamma))
-        one = terms.target_epsilon / terms.rounds
+    def bound(cls, spec: MechanismSpec) -> Mechanism:
+        if spec.target_epsilon is None:
+            return spec.drawn(PrivUnit(spec.radius, spec.dimension, *spec.epsilons, gamma=spec.gamma))
+        one = spec.target_epsilon / spec.rounds
         # The ε of a report is computed from its probabilities, so it need not be what was asked for to the last digit.
         for less in (0.0, *(2.0**-k for k in range(52, 1, -2))):
-            split = best_split(one * (1.0 - less), terms.dimension)
-            mechanism = PrivUnit(terms.radius, terms.dimension, *split)
-            if compose([(mechanism.event(Sampling()), terms.rounds)], 0.0).epsilon <= terms.target_epsilon:
-                return terms.drawn(mechanism)
+            split = best_split(one * (1.0 - less), spec.dimension)
+            mechanism = PrivUnit(spec.radius, spec.dimension, *split)
+            if compose([(mechanism.event(Sampling()), spec.rounds)], 0.0).epsilon <= spec.target_epsilon:
+                return spec.drawn(mechanism)
         raise InputError(
-            f"target_epsilon is {terms.target_epsilon:g} over {terms.rounds} rounds, where PrivUnit's probabilities are no longer "
+            f"target_epsilon is {spec.target_epsilon:g} over {spec.rounds} rounds, where PrivUnit's probabilities are no longer "
             "below 1; lower it."
         )
 

@@ -45,7 +45,7 @@ MECHANISMS: dict[str, Entry] = {
     "local-gaussian": Entry(".local_gaussian:LocalGaussian", "every client adds Gaussian noise to its own update"),
     "privunit": Entry(
         ".privunit:PrivUnit",
-        "every client randomises its update's direction and norm (pure ε)",
+        "every client randomizes its update's direction and norm (pure ε)",
         tunes="epsilons",
     ),
 }

@@ -16,9 +16,9 @@ from torch import Tensor
 from dpfedexp.accounting.events import GaussianEvent, NoiseBy, Sampling, two_party
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise import Noise, add_noise, check_room, masked_sum, truncate
-from dpfedexp.core.sums import HALF, Sums, estimate, inside, step_of
+from dpfedexp.core.sums import MAX_SHARE, Sums, clamp_shares, estimate, lattice_step
 from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.base import Mechanism, Release, Report, Terms
+from dpfedexp.mechanisms.base import Mechanism, MechanismSpec, Release, Report
 from dpfedexp.mechanisms.central_gaussian import CentralGaussian, SecureCentralGaussian
 
 Side = Literal["server", "helper"]
@@ -38,8 +38,8 @@ class TwoPartyGaussian(SecureCentralGaussian):
     readers of the models it has √2·zC. That needs one of the two to be honest: the helper for the promise against the server, the
     server for the promise against the helper. Together they see every update.
 
-    Rows are clipped and put on the lattice by the client itself: nobody else can, so a client's protection rests on nobody
-    else's clipping, and the sum's use on everybody's.
+    Every client clips its row and puts it on the lattice itself. A client's protection does not depend on the clipping of
+    others; the usefulness of the sum does.
     """
 
     kind = "two-party"
@@ -48,24 +48,24 @@ class TwoPartyGaussian(SecureCentralGaussian):
     noise_by: ClassVar[NoiseBy] = "both"
 
     @classmethod
-    def check_terms(cls, terms: Terms) -> None:
-        super().check_terms(terms)
+    def check_spec(cls, spec: MechanismSpec) -> None:
+        super().check_spec(spec)
         require(
-            terms.adjacency == "replace-one",
+            spec.adjacency == "replace-one",
             "adjacency is 'add-remove' with two-party aggregation: both aggregators see who takes part, so only what a client "
             "holds can be hidden; use 'replace-one'.",
         )
 
     @classmethod
-    def bound(cls, terms: Terms) -> Mechanism:
-        plain = replace(terms, target_epsilon=None, secure=False)
+    def bound(cls, spec: MechanismSpec) -> Mechanism:
+        plain = replace(spec, target_epsilon=None, secure=False)
 
         def make(z: float) -> Mechanism:
             return cls(**CentralGaussian.bound(replace(plain, noise_multiplier=z)).settings())
 
-        mechanism = cls.with_noise(terms, make)
+        mechanism = cls.with_noise(spec, make)
         # Everybody may be drawn at once.
-        mechanism.check_headroom(math.ceil(terms.cohort / terms.sampling.rate))  # type: ignore[attr-defined]
+        mechanism.check_headroom(math.ceil(spec.cohort / spec.sampling.rate))  # type: ignore[attr-defined]
         return mechanism
 
     def secure(self, strict: bool = False) -> TwoPartyGaussian:
@@ -91,9 +91,9 @@ class TwoPartyGaussian(SecureCentralGaussian):
             if report.votes is None:
                 raise InputError("the report holds no votes; it must have a column for each of them.")
             steps = report.votes.new_tensor(
-                [step_of(vote, self.noise_kind) for vote in self.votes], dtype=torch.float64
+                [lattice_step(vote, self.noise_kind) for vote in self.votes], dtype=torch.float64
             )
-            columns.append((inside(report.votes) / steps).round().to(vectors.device, torch.int64))
+            columns.append((clamp_shares(report.votes) / steps).round().to(vectors.device, torch.int64))
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
     def columns(self, dimension: int) -> int:
@@ -114,7 +114,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return Sums(values[:width], squares, values[len(total) - len(self.votes) :], count)
 
     def noise_units(self, columns: int, side: Side, noise: Noise, scalar_noise: Noise) -> Tensor:
-        """What one aggregator adds to the sum of rows of so many columns: whole numbers, [w] int64."""
+        """The noise that one aggregator adds to the sum of rows: whole numbers, [w] int64."""
         width = columns - self.scalars
         first, scalar = _ROWS[side]
         _, steps, deviations = self._by_column(columns)
@@ -145,8 +145,8 @@ class TwoPartyGaussian(SecureCentralGaussian):
         self.check_headroom(count)
         require(
             bool((total.double().abs() <= self._most(len(total), count).to(total.device)).all()),
-            "the unmasked sum is larger than so many clients and the noise can make it: a mask is still on it. The helper answered "
-            "for other clients, or a client's seed is not the one that it masked with.",
+            "the unmasked sum is larger than the clients' rows and the noise can be: a mask was not removed. The helper "
+            "answered for other clients, or a client's seed is not the one that it masked with.",
         )
         noisy = self.from_units(total, count)
         votes = {
@@ -157,7 +157,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return self._released(noisy.vector / denominator, statistic, votes, self.noise_variance(denominator, count))
 
     def check_headroom(self, count: int) -> None:
-        """Raises `InputError` where the rows of so many clients and the noise could need 2⁵² or more, long before mod 2⁶⁴ wraps."""
+        """Raise `InputError` where the sum of `count` rows and the noise could reach 2⁵²."""
         require(
             bool((self._most(self.columns(1), count) < 2.0**52).all()),
             f"the sum of {count} clients and two noises needs more than 52 bits on the lattice of secure noise; use more noise "
@@ -187,7 +187,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         """One client's bound, the lattice's step, and the deviation of one aggregator's noise in every column, [w] each."""
         own = (self.clip, self._step, self.noise_multiplier * self.clip)
         extra = [(self.clip**2, self._square_step, self._square_noise)] if self.numerator == "paper" else []
-        extra += [(HALF, step_of(vote, self.noise_kind), vote.noise) for vote in self.votes]
+        extra += [(MAX_SHARE, lattice_step(vote, self.noise_kind), vote.noise) for vote in self.votes]
         rows = torch.tensor([own, *extra], dtype=torch.float64, device=device)
         return torch.cat([rows[:1].expand(columns - len(extra), 3), rows[1:]]).unbind(1)
 

@@ -1,4 +1,4 @@
-"""What a result says, apart from how it is shown: sections of tables, charts and claims for the terminal, the page and JSON."""
+"""Report sections: tables, charts and claims, for the terminal, the HTML page and JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that ought to be seen, and what was seen."""
+    """An expected result, and what was observed."""
 
     text: str
     seen: str

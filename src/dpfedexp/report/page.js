@@ -43,7 +43,7 @@
     if (name === "auto") root.removeAttribute("data-theme"); else root.dataset.theme = name;
     button.dataset.mode = name;
     button.querySelector("span").textContent = names[name];
-    button.setAttribute("aria-label", `Colour scheme: ${spoken[name]}`);
+    button.setAttribute("aria-label", `Color scheme: ${spoken[name]}`);
   }
   apply(themes.includes(kept()) ? kept() : "auto");
   button.addEventListener("click", () => {

@@ -1,4 +1,4 @@
-"""From a folder of results to one self-contained HTML page: of a run, of several, or of saved sections."""
+"""The HTML report of a run, of several runs, or of saved sections."""
 
 import json
 import re
@@ -51,7 +51,7 @@ class RunRecord:
 
     @property
     def failure(self) -> str | None:
-        """Why the run is of no use: it learnt nothing, or a value is no number any more."""
+        """Why the run is of no use: it learned nothing, or a value is no number any more."""
         dead = [advice.sentence for advice in self.advice if advice.code == "dead"]
         last = self.history[-1] if self.history else {}
         lost = [name_of(key) for key in (*self.metrics, "eta_g") if last.get(key, 0) is None]
@@ -180,7 +180,7 @@ def runs_section(runs: Sequence[RunRecord]) -> Section:
 NUMERIC = re.compile(r"^[+\-−–~<>≈]?\s*\d|^–$|^diverged")
 SHOWN_ROWS = 11
 HEADS = {
-    "demo": ("DP-FedEXP at a glance", "Client-level private federated learning whose server step size sets itself."),
+    "demo": ("DP-FedEXP at a glance", "Client-level private federated learning with an adaptive server step size."),
     "sweep": ("A sweep", "Many settings on the same clients, and what trying them costs."),
 }
 """Title and subtitle of a page with this one section."""
@@ -232,7 +232,7 @@ def render(page: Page, folder: Path) -> str:
         css=Markup(css),
         js=Markup("\n".join(js)),
         panel_json=panel_json,
-        one_legend=lambda chart: len({tuple((s.name, s.colour) for s in p.series) for p in chart.panels}) == 1,
+        one_legend=lambda chart: len({tuple((s.name, s.color) for s in p.series) for p in chart.panels}) == 1,
         excerpt=excerpt,
         links=lambda chart: [name for name in (f"{chart.name}.{f}" for f in FORMATS) if (folder / name).is_file()],
         version=__version__,

@@ -1,4 +1,4 @@
-"""How many clients go into one tensor program: as many as a byte budget allows."""
+"""The chunk size: how many clients are trained together within a memory budget."""
 
 import copy
 import re
@@ -14,7 +14,7 @@ from dpfedexp.trainers.task import Task
 
 CPU_BUDGET = 512 * 2**20
 UPDATE_COPIES = 6
-"""Of a client's update, from training to the sum: as trained, clipped, lifted or randomised, clipped again, in double precision."""
+"""Of a client's update, from training to the sum: as trained, clipped, lifted or randomized, clipped again, in double precision."""
 _UNITS = {"": 1, "b": 1} | {
     f"{p}{b}": base**e for e, p in enumerate("kmgt", 1) for b, base in (("b", 1000), ("ib", 1024))
 }

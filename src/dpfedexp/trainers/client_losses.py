@@ -1,4 +1,4 @@
-"""What clients compute on rows of their own without training: their loss, for a rate that sets itself, and metrics of the model."""
+"""Losses and metrics that clients compute on their own rows without training."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.func import vmap
 
 from dpfedexp.core.client_metrics import WIDTH, ClientMetrics
-from dpfedexp.core.local import Batching, Schedule, schedule
+from dpfedexp.core.local_optimizer import Batching, Schedule, schedule
 from dpfedexp.core.modules import Inputs, Params
 from dpfedexp.core.noise import Streams
-from dpfedexp.trainers.module_checks import drawing_alike
+from dpfedexp.trainers.module_checks import seeded_generators
 from dpfedexp.trainers.steps import Loop
-from dpfedexp.trainers.task import Clients, Task, Trainer, batches, of_one
+from dpfedexp.trainers.task import Clients, Task, Trainer, batches, rows_of_one
 
 PIECE = 64
 """Rows of a client that are measured at once."""
 MOST_ROWS = 512
-"""Rows of a client that its loss is a mean over; a client that holds more takes a sample of its own."""
+"""The most rows of a client for its mean loss; a client with more rows uses a sample."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class ClientLosses:
     def _asked_alone(self, own: Tensor, client: Tensor, plan: Schedule, round: int, *keys: Tensor) -> Tensor:
         """One client's. What draws without a key draws from the client's own stream."""
         seed = int(self.streams.at("module", round).generator(int(client)).integers(2**63))
-        with drawing_alike(self.task.device, seed) if self.task.synthetic is None else nullcontext():
+        with seeded_generators(self.task.device, seed) if self.task.synthetic is None else nullcontext():
             plan = plan.in_own_shape() if self.own_shape else plan
             x, y, weights = batches(self.task, client, plan, self.streams, round)(0)
             params = {name: value[0] for name, value in self.task.layout.unflatten(own).items()}
-            rows = of_one(self.task, x, y, weights)
+            rows = rows_of_one(self.task, x, y, weights)
             return cast(Tensor, self.one(params, *rows, *(key[0] for key in keys)))[None]
 
 

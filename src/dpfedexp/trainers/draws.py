@@ -1,6 +1,6 @@
-"""What `vmap` can't trace by itself: a module's draws (dropout, noise), each client from its own stream, and fused layers of torch.
+"""Support for `vmap`: random draws of modules (dropout, noise) from each client's own stream, and fused layers of torch.
 
-A draw is a hash of (the client's key, step, call, row, place), so that loop and vectorised trainers see the same masks bit for bit,
+A draw is a hash of (the client's key, step, call, row, place), so that loop and vectorized trainers see the same masks bit for bit,
 and a recording can replay it. The hash is splitmix64's: good statistics and no cryptography. No privacy noise comes from here.
 """
 
@@ -353,7 +353,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
 
 
 def _own_words(input: Tensor, weight: Tensor, *options: Any, **more: Any) -> Tensor:
-    """An embedding whose gradient stays with its client: `vmap` would add that of a word which does not exist to a neighbour's.
+    """An embedding whose gradient stays with its client: `vmap` would add that of a word which does not exist to a neighbor's.
 
     Outputs and update of a client with such a word are not a number, and count as 0. Alone, it has torch's error.
     """
@@ -374,26 +374,26 @@ def _own_table(
 
 
 @dataclass(frozen=True)
-class Habits:
-    """Whether a module draws what `Drawing` gives, and whether it calls attention, recurrent layers or embeddings of torch."""
+class ModuleTraits:
+    """Whether a module draws random numbers, and whether it calls torch's attention, recurrent layers or embeddings."""
 
     draws: bool
     fused: bool
 
 
-def habits(module: nn.Module, x: Inputs) -> Habits:
-    """The habits of a module, from one pass in the mode that it trains in; both where it fails on these inputs."""
+def module_traits(module: nn.Module, x: Inputs) -> ModuleTraits:
+    """Find the traits of a module in one forward pass in training mode; both are True where the pass fails."""
     mode = Drawing(torch.zeros((), dtype=torch.int64, device=leaves(x)[0].device))
     try:
         with torch.no_grad(), mode:
             call(module, x)
     except Exception:
-        return Habits(True, True)
-    return Habits(mode.calls > 0, mode.fused)
+        return ModuleTraits(True, True)
+    return ModuleTraits(mode.calls > 0, mode.fused)
 
 
-State = tuple[Tensor, ...]
-Cell = Callable[[Tensor, State, Sequence[Tensor]], State]
+CellState = tuple[Tensor, ...]
+Cell = Callable[[Tensor, CellState, Sequence[Tensor]], CellState]
 """From the input's part of the gates, the state and the weights that act on it to the next state; its first part is the output."""
 Drop = Callable[[Tensor, float], Tensor]
 
@@ -404,14 +404,14 @@ def _recurred(h: Tensor, weights: Sequence[Tensor]) -> Tensor:
     return product + weights[1] if len(weights) > 1 else product
 
 
-def _lstm(given: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+def _lstm(given: Tensor, state: CellState, weights: Sequence[Tensor]) -> CellState:
     h, c = state
     i, f, g, o = (given + _recurred(h, weights)).chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def _gru(given: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+def _gru(given: Tensor, state: CellState, weights: Sequence[Tensor]) -> CellState:
     (h,) = state
     recurred = _recurred(h, weights)
     size = h.shape[-1]
@@ -432,7 +432,7 @@ CELLS: dict[Any, Cell] = {
 }
 
 
-def with_loose_weights(module: nn.Module) -> nn.Module:
+def without_flat_weights(module: nn.Module) -> nn.Module:
     """The module itself, a copy that only trains, without its recurrent layers moving their weights together in a GPU's memory.
 
     They ask where the weights lie, which those that `vmap` hands over can't say.
@@ -458,7 +458,7 @@ def whole(func: Any, args: Sequence[Any]) -> bool:
     return len({part.shape[-1] for part in _states(args[1])}) == 1
 
 
-def _states(given: Tensor | Sequence[Tensor]) -> State:
+def _states(given: Tensor | Sequence[Tensor]) -> CellState:
     return (given,) if isinstance(given, Tensor) else tuple(given)
 
 
@@ -491,7 +491,7 @@ def recurrent(
     state's, and with `biases` a bias of each.
     """
     first, ways, each = _states(state), 1 + both_ways, 4 if biases else 2
-    values, last = x.transpose(0, 1) if rows_first else x, list[State]()
+    values, last = x.transpose(0, 1) if rows_first else x, list[CellState]()
     for layer in range(layers):
         if layer and train and dropout > 0:
             values = drop(values, dropout)
@@ -515,11 +515,11 @@ def recurrent(
     return (values.transpose(0, 1) if rows_first else values, *ends)
 
 
-BLIND = "dpfedexp"
+EXPLICIT_MASKS = "dpfedexp"
 """The name under which `transformers` knows this attention."""
 
 
-def with_blind_masks(module: nn.Module) -> nn.Module:
+def with_explicit_masks(module: nn.Module) -> nn.Module:
     """The module itself, a copy that only trains. Its `transformers` models with torch's attention build every mask they are given.
 
     By default they leave out a mask of ones, and warn of padding without a mask. That means asking what the rows of one client
@@ -536,7 +536,7 @@ def with_blind_masks(module: nn.Module) -> nn.Module:
     if models:
         _register(*interfaces)
     for model in models:
-        model.set_attn_implementation(BLIND)
+        model.set_attn_implementation(EXPLICIT_MASKS)
         # The model that the caller holds goes on warning, where it is measured.
         model.warn_if_padding_and_no_attention_mask = _nothing
     return module
@@ -550,5 +550,5 @@ def _register(attention: Any, masks: Any) -> None:
             options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return made(*args, attention_mask=attention_mask, **options)
 
-    attention.register(BLIND, attend)
-    masks.register(BLIND, mask)
+    attention.register(EXPLICIT_MASKS, attend)
+    masks.register(EXPLICIT_MASKS, mask)

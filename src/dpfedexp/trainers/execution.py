@@ -1,4 +1,4 @@
-"""How a run is computed on this machine, as opposed to what it computes."""
+"""Execution settings: how a run is computed on this machine."""
 
 from dataclasses import dataclass, replace
 
@@ -13,14 +13,14 @@ from dpfedexp.trainers.task import Precision, check_precision
 @checked
 @dataclass(frozen=True)
 class Execution:
-    """How a run is computed: where, how many clients at a time, by which trainer and how exactly.
+    """Execution settings: device, chunk size, trainer and precision.
 
-    None of it changes what a run computes beyond rounding, but for `precision`, and none of it changes a privacy statement.
+    Except for `precision`, they change results only by rounding. They never change a privacy statement.
 
     Args:
         device: a torch device such as "cpu" or "cuda:1"; by default the GPU where there is one.
         chunk_size: clients per tensor program; automatic by default.
-        trainer: "auto" takes the fastest of "fast" (networks of known layers), "vectorised" (any that vmap can trace) and "loop".
+        trainer: "auto" takes the fastest of "fast" (networks of known layers), "vectorized" (any that vmap can trace) and "loop".
         precision: of local training: "fp32", or on a GPU "tf32" or "bf16" (docs/scale.md says what they change).
         memory: bytes that the clients of a chunk may take, such as "4GB"; automatic by default.
 
@@ -75,13 +75,13 @@ def execution_on(device: str | torch.device | None, execution: Execution | None)
         return execution
     require(
         execution.device is None or str(execution.device) == str(device),
-        f"device is {str(device)!r} and execution.device is {str(execution.device)!r}; give one of them.",
+        f"device is {str(device)!r} and execution.device is {str(execution.device)!r}; pass only one of them.",
     )
     return replace(execution, device=device)
 
 
-MOVED = {
+EXECUTION_HINTS = {
     name: f"execution=Execution({name}={example})"
     for name, example in (("chunk_size", "64"), ("trainer", "'fast'"), ("precision", "'bf16'"), ("memory", "'4GB'"))
 }
-"""Fields that people give to `train` itself, and where they belong."""
+"""Hints for arguments of `train` that belong to `Execution`."""

@@ -1,6 +1,6 @@
-"""Isolation: in a run that protects real data, one client's row does not depend on what the others hold, bit for bit.
+"""Isolation: in a secure run, a client's update does not depend on the data of others, bit for bit.
 
-The noise is made for a sum in which one client moves one row. Isolation is built, not tried:
+The noise covers one client moving one row of the sum. Isolation is by construction:
 
 - module, loss, transform and a caller's own optimizer run on synthetic values only. Their tensor operations are recorded there, and
   clients' rows go through the recording (`trainers.recording`), which is refused where it could carry anything between clients;
@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dpfedexp.core.clipping import clip, row_norms
-from dpfedexp.core.local import Batching, Schedule, Sgd, schedule
-from dpfedexp.core.losses import class_dimension, read, reading_of
+from dpfedexp.core.local_optimizer import Batching, Schedule, Sgd, schedule
+from dpfedexp.core.losses import class_dimension, loss_traits, read
 from dpfedexp.core.modules import Inputs, call, each
 from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import lift
 from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
-from dpfedexp.trainers.module_checks import Watch, drawing_alike, first_line, watching_draws
+from dpfedexp.trainers.module_checks import StateCheck, first_line, seeded_generators, watching_draws
 from dpfedexp.trainers.recording import Recorded, SyntheticClients, Tape, Unrecordable, adversarial, refusal
 from dpfedexp.trainers.steps import ByAutograd, Loop
 from dpfedexp.trainers.task import Task, Trainer, check_task, one_row
@@ -68,7 +68,7 @@ def _fits(task: Task, clients: SyntheticClients) -> bool:
     """Whether the model takes these tokens and labels; a vocabulary of one word has no second."""
     try:
         x, y = _batches(task, clients)[0]
-        with torch.no_grad(), drawing_alike(task.device):
+        with torch.no_grad(), seeded_generators(task.device):
             task.loss(call(copy.deepcopy(task.model), x), y)
     except Exception:
         return False
@@ -76,12 +76,12 @@ def _fits(task: Task, clients: SyntheticClients) -> bool:
 
 
 def check_on(clients: SyntheticClients, task: Task) -> None:
-    """Model, data and loss fit each other, as seen on synthetic clients."""
+    """Check on synthetic clients that model, data and loss fit each other."""
     trial = replace(task, clients=clients)
     try:
         check_task(trial)
         # Known from here on for the real clients' task too.
-        _ = trial.habits
+        _ = trial.module_traits
     except InputError as error:
         raise InputError(f"{error} {WHY}") from None
 
@@ -107,14 +107,14 @@ def check_rows(task: Task) -> None:
     )
 
 
-def watched(task: Task, clients: SyntheticClients, *, isolated: bool) -> Watch:
-    """What the module's state may be, seen on synthetic batches; raises `InputError` where training leaves anything behind."""
+def make_state_check(task: Task, clients: SyntheticClients, *, isolated: bool) -> StateCheck:
+    """Record the allowed state of a module on synthetic batches; raises `InputError` if training leaves state behind."""
 
     def losses(module: nn.Module, x: Inputs, y: Tensor) -> Tensor:
         return task.loss(call(module, x), y)
 
     try:
-        return Watch.over(task.model, losses, _batches(task, clients))
+        return StateCheck.over(task.model, losses, _batches(task, clients))
     except InputError:
         raise
     except Exception as error:
@@ -126,7 +126,7 @@ def watched(task: Task, clients: SyntheticClients, *, isolated: bool) -> Watch:
     some = holders[torch.arange(3) % len(holders)]
     last = (task.clients.sizes[some] - 1)[:, None]
     real = _by_client(*task.gather(some, torch.cat([torch.zeros_like(last), last], dim=1)))
-    return Watch.over(task.model, losses, real)
+    return StateCheck.over(task.model, losses, real)
 
 
 def _by_client(x: Inputs, y: Tensor) -> tuple[tuple[Inputs, Tensor], ...]:
@@ -144,7 +144,7 @@ def check_recordings(trial: Task, streams: Streams) -> None:
     count = min(int(clients.sizes[0]), _BATCH)
     one, positions = torch.zeros(1, dtype=torch.int64), torch.arange(count)[None]
     raw, y = (each(lambda value: value[0], part) for part in clients.gather(one, positions, trial.device))
-    if (transform := trial.transforming) is not None:
+    if (transform := trial.client_transform) is not None:
         key = torch.ones((), dtype=torch.int64, device=trial.device)
         _check_program("the federation's transform", transform.alone, [(x, key) for x, _ in _variants(raw, y, 2, 2)])
     x, _ = trial.gather(one, positions, streams)
@@ -177,7 +177,7 @@ def _variants(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Input
 
 
 def _check_program(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) -> None:
-    """Records a program on inputs one after the other: it must be the same every time, whatever it saw before."""
+    """Record a program on several inputs; raises `InputError` unless all recordings are the same."""
     tapes, drawn = watching_draws(lambda: _tapes(what, program, inputs))
     require(
         not drawn,
@@ -226,7 +226,7 @@ def record_own_shapes(trial: Task, streams: Streams, largest: int) -> None:
 
 
 def _record_shape(trial: Task, streams: Streams, size: int) -> None:
-    """Record what a client of so many rows computes: its transform, its gradients and, where its rate sets itself, its loss."""
+    """Record the programs of a client of `size` rows: transform, gradients and, with an automatic rate, its loss."""
     one, w = torch.zeros(1, dtype=torch.int64), trial.layout.read(trial.model).float().to(trial.device)
     loop = Loop(trial, streams)
 
@@ -234,9 +234,9 @@ def _record_shape(trial: Task, streams: Streams, size: int) -> None:
         positions = torch.arange(rows)[None, None]
         return Schedule(positions, torch.full(positions.shape, 1 / rows), torch.ones(1, dtype=torch.int64))
 
-    rates = torch.ones(1) if trial.rated else None
+    rates = torch.ones(1) if trial.has_client_rates else None
     found = loop(w, one, plan(min(size, trial.local.batch_size or size)), 1, None, rates)
-    if trial.rated:
+    if trial.has_client_rates:
         ClientLosses(trial, loop, streams, unit=1)(w, found, one, plan(min(size, MOST_ROWS)), 1)
 
 
@@ -244,11 +244,11 @@ def _known_numbers(task: Task, x: Inputs, y: Tensor) -> tuple[int, int]:
     """How many words the model's embeddings know, and how many labels its loss."""
     tokens = cast(SyntheticClients, task.clients).tokens
     tables = [part.num_embeddings for part in task.model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
-    with torch.no_grad(), drawing_alike(task.device):
+    with torch.no_grad(), seeded_generators(task.device):
         outputs = read(task.loss, call(copy.deepcopy(task.model), x))
-    reading = reading_of(task.loss)
-    at = class_dimension(outputs, y, second=reading.second) if isinstance(outputs, Tensor) else None
-    labels = outputs.shape[at] if at is not None and reading.kind in ("classes", "unknown") else tokens
+    traits = loss_traits(task.loss)
+    at = class_dimension(outputs, y, second=traits.second) if isinstance(outputs, Tensor) else None
+    labels = outputs.shape[at] if at is not None and traits.kind in ("classes", "unknown") else tokens
     return min(tables, default=tokens), labels
 
 
@@ -285,11 +285,11 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
     w = task.layout.read(task.model).float().to(task.device)
     radius: float | None = None
     seen: dict[int, list[Tensor]] = {}
-    asked = _losses_asked(trainer, task, width) if task.rated else None
+    asked = _losses_asked(trainer, task, width) if task.has_client_rates else None
     for order in orders:
         clients = torch.from_numpy(order.copy())
-        # A step at a rate of the client's own is another operation than one at the optimiser's, and rounds in its own way.
-        own = (None, 0.1 + clients.float().to(w.device) / (20 * width)) if task.rated else ()
+        # A step at a rate of the client's own is another operation than one at the optimizer's, and rounds in its own way.
+        own = (None, 0.1 + clients.float().to(w.device) / (20 * width)) if task.has_client_rates else ()
         rows = trainer(w, clients, _short(task.local, sizes[clients], clients), 1, *own)
         if radius is None:
             radius = max(1e-6, float(row_norms(rows).median()))
@@ -321,7 +321,7 @@ def _plan(local: Batching, sizes: Tensor, clients: Tensor, public: bool) -> Sche
 
 
 def _short(local: Batching, sizes: Tensor, clients: Tensor) -> Schedule:
-    """The first steps of a public schedule; all of them for an optimiser of which it is not known that every step is alike."""
+    """The first steps of a public schedule; all of them for an optimizer of which it is not known that every step is alike."""
     plan = _plan(local, sizes, clients, local.shape_is_public)
     if type(local) is not Sgd:
         return plan
@@ -332,7 +332,7 @@ def _short(local: Batching, sizes: Tensor, clients: Tensor) -> Schedule:
 def padded(clients: Tensor, sizes: Tensor, unit: int) -> tuple[Tensor, Tensor]:
     """Clients of a chunk filled up to a multiple of `unit`, and which of the rows are real and hold data.
 
-    An empty client, and a place that nobody fills, is trained as some client that holds data; its row is thrown away.
+    An empty client and an unused place are trained with another client's data, and their rows are dropped.
     """
     holders = torch.nonzero(sizes[clients] > 0).flatten()
     someone = clients[holders[0]] if len(holders) else torch.nonzero(sizes > 0).flatten()[0]
@@ -344,10 +344,10 @@ def padded(clients: Tensor, sizes: Tensor, unit: int) -> tuple[Tensor, Tensor]:
     return filled, real
 
 
-def learnt_apart(
+def train_isolated(
     learn: Callable[[Tensor], Tensor], clients: Tensor, unit: int, *, like: Tensor, public: bool
 ) -> Tensor:
-    """Rows of clients, where one on whose data the model or the loss fails has learnt nothing and stops nobody.
+    """Train clients; one on whose data the model or the loss fails gets a zero row and does not stop the others.
 
     That a run ends, and with which sentence, would tell what a client holds. After a failure every client is trained in a shape
     that it fills alone, in which its row is the same bit for bit.

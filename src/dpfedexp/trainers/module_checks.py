@@ -1,7 +1,7 @@
 """What a module may not do: keep state beside its parameters, draw from generators that clients share, or fail on rows.
 
 State that training changes is found by looking, not by a list of classes. Two copies of the module see different synthetic batches.
-Whatever then differs between the copies holds data; whatever changes again with a second batch holds how many there were. Both are
+State that differs between the copies holds data; state that changes again with a second batch holds a count. Both are
 refused. What both copies changed alike, once, is a cache of something public, and stays. State may also hide in the loss function,
 in a closure, in a global: the losses of one synthetic batch must come out the same before and after others were seen. After every
 round the modules that trained are looked at again.
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _ATTEMPTS = 3
 Batch = tuple[Inputs, Tensor]
 Losses = Callable[[nn.Module, Inputs, Tensor], Tensor]
-State = dict[str, Any]
+ModuleState = dict[str, Any]
 _MACHINERY = frozenset(
     {"training", "_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "_flat_weights"}
 )
@@ -39,9 +39,9 @@ _LIKE = 1e-5
 """How far losses of one batch may differ by rounding: a GPU may add in another order."""
 
 
-def state_of(module: nn.Module) -> State:
+def state_of(module: nn.Module) -> ModuleState:
     """Every buffer, frozen parameter and plain attribute below a module, by its dotted name; tensors are not copied."""
-    found: State = {}
+    found: ModuleState = {}
     for prefix, part in module.named_modules():
         dot = f"{prefix}." if prefix else ""
         held = {**part._buffers, **part._parameters}
@@ -53,11 +53,11 @@ def state_of(module: nn.Module) -> State:
     return found
 
 
-def _kept(state: State) -> State:
+def _kept(state: ModuleState) -> ModuleState:
     return {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
-def _collect(name: str, value: Any, found: State, depth: int) -> None:
+def _collect(name: str, value: Any, found: ModuleState, depth: int) -> None:
     if isinstance(value, nn.Parameter | nn.Module) or depth == 0:
         return
     if isinstance(value, (Tensor, *_PLAIN)):
@@ -76,13 +76,13 @@ def _collect(name: str, value: Any, found: State, depth: int) -> None:
             _collect(f"{name}.{key}", item, found, depth - 1)
 
 
-def differing(one: State, other: State) -> set[str]:
+def differing(one: ModuleState, other: ModuleState) -> set[str]:
     """Names whose values are not the same, bit for bit."""
     return {name for name in one.keys() | other.keys() if bool(_unlike(one.get(name), other.get(name)))}
 
 
 def _unlike(one: Any, other: Any) -> bool | Tensor:
-    """Whether two values are not the same, bit for bit; for tensors of a GPU a tensor there, which nobody waits for yet."""
+    """Whether two values differ in any bit; for GPU tensors the result stays on the GPU."""
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
         alike = not isinstance(one, Tensor) and type(one) is type(other)
         return not alike or not (one == other or (one != one and other != other))
@@ -94,27 +94,27 @@ def _unlike(one: Any, other: Any) -> bool | Tensor:
 
 
 @dataclass(frozen=True)
-class Watch:
-    """What a module's state may be: as it was given, or as its caches were after one batch.
+class StateCheck:
+    """The allowed state of a module: as it was given, or with caches as after one batch.
 
     `derived` are attributes that a layer computes from its parameters at every pass, such as the weight of a weight norm: they
     follow the parameters, and were seen not to follow the data. `probe` is a synthetic batch and `answer` its losses at the start.
     """
 
-    before: State
-    cached: State
+    before: ModuleState
+    cached: ModuleState
     derived: frozenset[str]
     losses: Losses
     probe: Batch
     answer: Tensor
 
     @staticmethod
-    def over(model: nn.Module, losses: Losses, batches: tuple[Batch, ...]) -> Watch:
+    def over(model: nn.Module, losses: Losses, batches: tuple[Batch, ...]) -> StateCheck:
         """Looks at copies' passes over three synthetic batches of one shape; raises `InputError` where they leave anything."""
         one, other = copy.deepcopy(model), copy.deepcopy(model)
         before = _kept(state_of(model))
 
-        def see(module: nn.Module, batch: Batch) -> State:
+        def see(module: nn.Module, batch: Batch) -> ModuleState:
             losses(module, *batch).sum().backward()
             return _kept(state_of(module))
 
@@ -126,10 +126,12 @@ class Watch:
         derived = {name for name, value in state_of(one).items() if isinstance(value, Tensor) and value.requires_grad}
         # The first pass fills caches; what the second one says must not change when the module has seen another batch.
         _answer(other, losses, batches[0])
-        watch = Watch(before, cached, frozenset(derived), losses, batches[0], _answer(other, losses, batches[0]).cpu())
+        state_check = StateCheck(
+            before, cached, frozenset(derived), losses, batches[0], _answer(other, losses, batches[0]).cpu()
+        )
         _answer(other, losses, batches[2])
-        watch._judge(_answer(other, losses, batches[0]))
-        return watch
+        state_check._judge(_answer(other, losses, batches[0]))
+        return state_check
 
     def look(self, model: nn.Module) -> Callable[[], None]:
         """Asks a module that has trained; what comes back raises `InputError` if it holds anything else, and waits for a GPU."""
@@ -159,8 +161,8 @@ class Watch:
 
 
 def _answer(model: nn.Module, losses: Losses, batch: Batch) -> Tensor:
-    """The losses of a batch, whatever a module draws being drawn alike."""
-    with torch.no_grad(), drawing_alike(batch[1].device):
+    """The losses of a batch, with seeded generators."""
+    with torch.no_grad(), seeded_generators(batch[1].device):
         return losses(model, *batch).detach().double()
 
 
@@ -169,7 +171,7 @@ _ONE_STATE = threading.RLock()
 
 
 @contextmanager
-def drawing_alike(device: torch.device, seed: int = 0) -> Iterator[None]:
+def seeded_generators(device: torch.device, seed: int = 0) -> Iterator[None]:
     """The generators that a program may draw from, seeded, and back where they were afterwards. Threads take turns."""
     with _ONE_STATE, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed, python, legacy = seed % 2**63, random.getstate(), np.random.get_state()
@@ -310,7 +312,7 @@ def _kind(x: Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-def furthest_rows(inputs: Inputs) -> Tensor:
+def extreme_rows(inputs: Inputs) -> Tensor:
     """The numbers of the rows that hold the least and the highest whole number, which an embedding may not know."""
     rows = []
     for value in leaves(inputs):

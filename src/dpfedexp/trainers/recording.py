@@ -1,4 +1,4 @@
-"""Tensor programs that are recorded once and replayed, so that a caller's Python code never meets a client's data.
+"""Tensor programs that are recorded once and replayed, so that a caller's Python code never runs on clients' data.
 
 A module, a loss, a transform or an optimizer may remember, share or draw in ways that no check finds. In a run that protects data
 such code runs on synthetic values only. Its tensor operations are recorded there (`record`), and the clients' data go through the
@@ -32,7 +32,7 @@ from dpfedexp.errors import InputError
 
 
 class Unrecordable(InputError):
-    """Why a program can't be recorded, as the end of a sentence that begins with what was recorded."""
+    """A program can't be recorded; the message completes a sentence that begins with its name."""
 
 
 def refusal(what: str, reason: Unrecordable) -> InputError:
@@ -231,7 +231,7 @@ class _Recorder(TorchDispatchMode):
         return places
 
     def _check_places(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """A program reads and writes within a client's own tensors, whatever whole numbers the client holds."""
+        """Refuse operations that could read or write outside of a client's own tensors for some indices."""
         name = func.overloadpacket.__name__
         if name.startswith("as_strided") and _memory(args[0]) not in self.made:
             raise Unrecordable("reaches into memory by as_strided, which is not bound to one client's tensor")
@@ -416,7 +416,7 @@ class Recorded:
         return self.program(*inputs)
 
     def _taped(self, synthetic: tuple[Any, ...]) -> Tape:
-        """The tape, or `Unrecordable` for whatever the program raises on synthetic values."""
+        """Record the tape; raises `Unrecordable` for any error on synthetic values."""
         try:
             return self.record(synthetic)
         except (InputError, MemoryError, torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""The trainers by name, a module's fast programs, and which trainer a run gets: the one that is asked for, or the fastest.
+"""Selection of the trainer: the requested one, or the fastest by measurement.
 
 A run that is over in a moment anyway takes plain `vmap`. Otherwise each candidate trains a few clients for a few steps, in turn,
 and the best time of each decides; the log has the times. A new trainer is a class that is a `Trainer`, and a line in `TRAINERS`.
@@ -14,23 +14,23 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from dpfedexp.core.local import Schedule, schedule
+from dpfedexp.core.local_optimizer import Schedule, schedule
 from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.machine import has_triton
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches
 from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, multiplied
-from dpfedexp.trainers.fast.program import Program, Step, objective
+from dpfedexp.trainers.fast.program import Program, ProgramStep, objective
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.isolation import is_isolated
 from dpfedexp.trainers.module_checks import first_line
 from dpfedexp.trainers.recording import Unrecordable, refusal
-from dpfedexp.trainers.steps import Batch, ByProgram, ByVmap, Loop, Parallel, Steps, Vectorised
+from dpfedexp.trainers.steps import Batch, ByProgram, ByVmap, Loop, Parallel, Steps, Vectorized
 from dpfedexp.trainers.task import Precision, Task, Trainer, arithmetic, pair_of_clients
 
-ELSEWHERE = 0.03
-"""How far from the model's parameters a program is tried too, in each of them."""
+TRIAL_DISTANCE = 0.03
+"""The distance from the model's parameters at which a program is checked a second time."""
 ATTEMPTS, NEAR = 3, 0.001
 """How often a program is tried at one place before it is called wrong, and how far from it, relative to each parameter."""
 TOLERANCE: dict[Precision, float] = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.2}
@@ -51,7 +51,7 @@ class Programs:
     def library(self) -> Program:
         """Convolutions behind the first by torch's library; patches of the data are made once."""
 
-        def fused(step: Step, source: Step) -> Op | None:
+        def fused(step: ProgramStep, source: ProgramStep) -> Op | None:
             op, patches = step.op, source.op
             if source.output not in self.plain.trained or not isinstance(patches, Patches):
                 return None
@@ -71,10 +71,10 @@ class Programs:
         if found is self.plain:
             raise InputError("the model has no layer that triton's kernels would speed up, or triton is not here.")
         # These kernels are made for one precision: each is held to what it stands for, within a network of exact values.
-        self._checked(lambda: each_held(found, self.plain, self.task.precision))
+        self._checked(lambda: with_checked_ops(found, self.plain, self.task.precision))
         return found
 
-    def _pooled(self, step: Step, source: Step) -> Op | None:
+    def _pooled(self, step: ProgramStep, source: ProgramStep) -> Op | None:
         from dpfedexp.trainers.fast import pooled_kernels as kernels
 
         if not isinstance(step.op, ContractAndPool):
@@ -103,10 +103,10 @@ def _check(task: Task, program: Program) -> None:
         raise Unsupported("a module with several inputs")
     start = task.layout.read(task.model).float()
     # Behind a layer that begins at zero every gradient is zero, and a wrong one too: elsewhere it shows.
-    elsewhere = start + ELSEWHERE * torch.randn(len(start), generator=torch.Generator().manual_seed(0)).to(start)
+    elsewhere = start + TRIAL_DISTANCE * torch.randn(len(start), generator=torch.Generator().manual_seed(0)).to(start)
     weights = weights.to(task.device)
     keys = task.keys(Streams(0), 0, clients)
-    exact = Vectorised(task if task.precision == "fp32" else replace(task, precision="fp32")).gradients
+    exact = Vectorized(task if task.precision == "fp32" else replace(task, precision="fp32")).gradients
     core = by_program(task, program, "fp32")
     for w in (start, elsewhere):
         for attempt in range(ATTEMPTS):
@@ -136,25 +136,25 @@ def _differing(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> s
     return None
 
 
-def _with_fused(program: Program, fused: Callable[[Step, Step], Op | None]) -> Program:
+def _with_fused(program: Program, fused: Callable[[ProgramStep, ProgramStep], Op | None]) -> Program:
     """The program with one operation in place of two, of which the second alone reads the first, wherever `fused` has one."""
     readers = Counter(i for step in program.steps for i in step.inputs)
     made_by = {step.output: step for step in program.steps}
     gone: set[int] = set()
-    steps: list[Step] = []
+    steps: list[ProgramStep] = []
     for step in program.steps:
         source = made_by.get(step.inputs[0])
         op = fused(step, source) if source is not None and readers[source.output] == 1 else None
         if source is not None and op is not None:
             gone.add(source.output)
-            step = Step(op, source.inputs, step.output, source.params + step.params)
+            step = ProgramStep(op, source.inputs, step.output, source.params + step.params)
         steps.append(step)
     return replace(program, steps=tuple(step for step in steps if step.output not in gone)) if gone else program
 
 
 @dataclass(frozen=True)
-class Held:
-    """Computes by `first` and `second`, and raises `Unsupported` where `op`, in its precision, is far from them.
+class CheckedOp:
+    """Computes `first` and `second`, and raises `Unsupported` where the fused `op` differs from them.
 
     What rounding moves grows with every layer. So each operation is compared on exact values, and hands exact ones on.
     """
@@ -190,15 +190,15 @@ class Held:
             raise Unsupported(f"{type(self.op).__name__} gives something else than {type(self.second).__name__}")
 
 
-def each_held(program: Program, plain: Program, precision: Precision) -> Program:
-    """The program with every operation that stands for two of the plain one's held to them."""
+def with_checked_ops(program: Program, plain: Program, precision: Precision) -> Program:
+    """The program with every fused operation compared with the two plain operations that it replaces."""
     made_by = {step.output: step for step in plain.steps}
 
-    def held(step: Step) -> Step:
+    def held(step: ProgramStep) -> ProgramStep:
         second = made_by[step.output]
         if step.op is second.op:
             return step
-        return replace(step, op=Held(step.op, made_by[second.inputs[0]].op, second.op, precision))
+        return replace(step, op=CheckedOp(step.op, made_by[second.inputs[0]].op, second.op, precision))
 
     return replace(program, steps=tuple(held(step) for step in program.steps))
 
@@ -239,8 +239,8 @@ Makers = dict[str, Callable[[], Trainer]]
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a trainer is made from.
+class TrainerParts:
+    """The parts from which a trainer is made.
 
     `programs` are the module's; asking for one that does not exist is an `InputError`, which leaves the trainer out. Activations of
     `tile` clients fit a processor's cache. With `fixed` no shape may depend on how many clients there are.
@@ -253,8 +253,8 @@ class Parts:
     fixed: bool
 
 
-def _by_program(name: str, which: str) -> Callable[[Parts], Trainer]:
-    def make(parts: Parts) -> Trainer:
+def _by_program(name: str, which: str) -> Callable[[TrainerParts], Trainer]:
+    def make(parts: TrainerParts) -> Trainer:
         core, on_cpu = by_program(parts.task, getattr(parts.programs, which)), parts.task.device.type == "cpu"
         steps = Steps(parts.task, name, core, record=not on_cpu, streams=parts.streams)
         return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed) if on_cpu else steps
@@ -262,30 +262,32 @@ def _by_program(name: str, which: str) -> Callable[[Parts], Trainer]:
     return make
 
 
-def _recorded_vectorised(parts: Parts) -> Trainer:
-    gradients = Vectorised(parts.task).gradients
+def _recorded_vectorized(parts: TrainerParts) -> Trainer:
+    gradients = Vectorized(parts.task).gradients
     core = ByVmap(gradients.program if parts.task.synthetic is None else gradients)
-    return Steps(parts.task, "recorded-vectorised", core, record=True, streams=parts.streams)
+    return Steps(parts.task, "recorded-vectorized", core, record=True, streams=parts.streams)
 
 
-def _tiled_vectorised(parts: Parts) -> Trainer:
+def _tiled_vectorized(parts: TrainerParts) -> Trainer:
     # A module draws from its clients' keys or not at all (vmap refuses the rest), so what vmap takes may run on several threads.
-    make = partial(Vectorised, record=False, streams=parts.streams)
-    return Parallel("tiled-vectorised", lambda: make(parts.task.apart()), parts.tile, fixed=parts.fixed)
+    make = partial(Vectorized, record=False, streams=parts.streams)
+    return Parallel("tiled-vectorized", lambda: make(parts.task.copy_for_thread()), parts.tile, fixed=parts.fixed)
 
 
-def _tiled_loop(parts: Parts) -> Trainer:
-    return Parallel("tiled-loop", lambda: Loop(parts.task.apart(), parts.streams, keyed=True), 1, fixed=parts.fixed)
+def _tiled_loop(parts: TrainerParts) -> Trainer:
+    return Parallel(
+        "tiled-loop", lambda: Loop(parts.task.copy_for_thread(), parts.streams, keyed=True), 1, fixed=parts.fixed
+    )
 
 
-TRAINERS: dict[str, tuple[Callable[[Parts], Trainer], tuple[str, ...]]] = {
+TRAINERS: dict[str, tuple[Callable[[TrainerParts], Trainer], tuple[str, ...]]] = {
     "fused": (_by_program("fused", "fused"), ("cuda",)),
     "fast": (_by_program("fast", "plain"), ("cpu", "cuda")),
     "library": (_by_program("library", "library"), ("cpu",)),
-    "recorded-vectorised": (_recorded_vectorised, ("cuda",)),
-    "tiled-vectorised": (_tiled_vectorised, ("cpu",)),
+    "recorded-vectorized": (_recorded_vectorized, ("cuda",)),
+    "tiled-vectorized": (_tiled_vectorized, ("cpu",)),
     "tiled-loop": (_tiled_loop, ("cpu",)),
-    "vectorised": (lambda p: Vectorised(p.task, record=not p.fixed, streams=p.streams), ("cpu", "cuda")),
+    "vectorized": (lambda p: Vectorized(p.task, record=not p.fixed, streams=p.streams), ("cpu", "cuda")),
 }
 """What makes a trainer of several clients at once, and the types of device that have it, in order of preference."""
 
@@ -300,7 +302,7 @@ def check_trainer(name: object) -> None:
         raise InputError(f"trainer is {name!r}, which does not exist.{nearest(str(name), trainer_names())}")
 
 
-def makers(parts: Parts) -> Makers:
+def makers(parts: TrainerParts) -> Makers:
     """What the parts' device has to offer, in order of preference."""
     return {
         name: lambda make=make: make(parts)  # type: ignore[misc]
@@ -310,7 +312,7 @@ def makers(parts: Parts) -> Makers:
 
 
 def trainer_again(name: str, device_type: str) -> str:
-    """The trainer of an interrupted run, or "auto" where it goes on on a device that has no such trainer."""
+    """The trainer of the interrupted run, or "auto" if this device does not have it."""
     return name if name == LOOP or device_type in TRAINERS.get(name, (None, ()))[1] else AUTO
 
 
@@ -335,9 +337,9 @@ def select(
     """
     trainer, note = _selected(task, streams, name, chunk, updates, budget, trial)
     require(
-        trial is None or trainer.unit != 1 or keeps_apart(trial, Loop(trial, streams), 2),
-        "on this device a client's update is not the same every time, even where clients are trained one by one; a secure run "
-        "needs another device, or a model without operations that are not deterministic there.",
+        trial is None or trainer.unit != 1 or passes_isolation(trial, Loop(trial, streams), 2),
+        "on this device training a client twice gives different updates; a secure run needs another device, or a model without "
+        "nondeterministic operations.",
     )
     return trainer, note
 
@@ -351,9 +353,9 @@ def _selected(
         return Loop(task, streams), None
     if (reason := _why_not_together(on, streams)) is not None:
         if name != "auto":
-            raise InputError(f"the model can't be vectorised over clients: {reason}. Use trainer='loop' or 'auto'.")
+            raise InputError(f"the model can't be vectorized over clients: {reason}. Use trainer='loop' or 'auto'.")
         return Loop(task, streams), (
-            f"the model can't be vectorised over clients ({reason}); training them one after the other instead, "
+            f"the model can't be vectorized over clients ({reason}); training them one after the other instead, "
             "which is usually 10 to 100 times slower."
         )
     if isolated and not task.local.shape_is_public:
@@ -364,13 +366,13 @@ def _selected(
     if isolated:
         tile = max(1, min(tile, -(-chunk // (2 * torch.get_num_threads()))))
     programs = Programs(on)
-    candidates, offered = (makers(Parts(which, streams, programs, tile, isolated)) for which in (on, task))
+    candidates, offered = (makers(TrainerParts(which, streams, programs, tile, isolated)) for which in (on, task))
     if name != "auto":
         require(name in offered, f"trainer is {name!r}, which a device of type {task.device.type!r} does not have.")
         require(
-            not isolated or _made_apart(on, candidates[name], chunk, name),
-            f"trainer is {name!r}, but on this device a client's update then depends on the others of its chunk, which a "
-            "secure run may not let happen. Use trainer='auto'.",
+            not isolated or _can_be_isolated(on, candidates[name], chunk, name),
+            f"trainer is {name!r}, but on this device a client's update then depends on other clients of its chunk, which a "
+            "secure run does not allow. Use trainer='auto'.",
         )
         return offered[name](), None
     steps = float(on.local.step_count(torch.tensor([size.rows])))
@@ -378,12 +380,12 @@ def _selected(
     brief = updates * per_update < WORTH_MEASURING
     if on.device.type == "cpu" and not brief:
         # Threads that each take a tile of clients beat threads that share every operation.
-        candidates.pop("vectorised")
+        candidates.pop("vectorized")
     if tile == 1:
         # vmap over a single client is the loop with more overhead.
-        candidates.pop("tiled-vectorised", None)
+        candidates.pop("tiled-vectorized", None)
     if brief:
-        candidates = {"vectorised": candidates.pop("vectorised"), **candidates}
+        candidates = {"vectorized": candidates.pop("vectorized"), **candidates}
     if on.device.type != "cpu" and not brief:
         candidates[LOOP] = lambda: Loop(on, streams)
     chosen = _choice(on, candidates, chunk, brief=brief, isolated=isolated)
@@ -400,7 +402,7 @@ def _why_not_together(task: Task, streams: Streams) -> str | None:
     for name, module in task.model.named_modules():
         if module.training and isinstance(module, nn.modules.batchnorm._BatchNorm):
             return f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch"
-    trainer = Vectorised(task, streams=streams)
+    trainer = Vectorized(task, streams=streams)
     x, y = pair_of_clients(task)
     params = task.layout.unflatten(task.layout.read(task.model).float().to(task.device).repeat(2, 1))
     try:
@@ -419,17 +421,17 @@ def _why_not_together(task: Task, streams: Streams) -> str | None:
 
 def _choice(trial: Task, candidates: Makers, chunk: int, *, brief: bool, isolated: bool) -> str | None:
     """The quickest candidate, or in a brief run the first; in an isolated run only of those that keep clients apart."""
-    fit = (name for name, make in candidates.items() if not isolated or _made_apart(trial, make, chunk))
+    fit = (name for name, make in candidates.items() if not isolated or _can_be_isolated(trial, make, chunk))
     if brief:
         return next(fit, None)
     makers = {name: candidates[name] for name in fit}
     return _quickest(trial, makers, chunk) if makers else None
 
 
-def _made_apart(trial: Task, make: Callable[[], Trainer], chunk: int, named: str | None = None) -> bool:
+def _can_be_isolated(trial: Task, make: Callable[[], Trainer], chunk: int, named: str | None = None) -> bool:
     """Whether a trainer can be made and keeps clients apart; one that was `named` says why it can't."""
     try:
-        return keeps_apart(trial, make(), chunk)
+        return passes_isolation(trial, make(), chunk)
     except (InputError, RuntimeError) as reason:
         if isinstance(reason, Unrecordable) and named is not None:
             raise refusal(f"with trainer {named!r} the model or its loss", reason) from None
@@ -439,13 +441,13 @@ def _made_apart(trial: Task, make: Callable[[], Trainer], chunk: int, named: str
         return False
 
 
-def keeps_apart(trial: Task, trainer: Trainer, chunk: int) -> bool:
+def passes_isolation(trial: Task, trainer: Trainer, chunk: int) -> bool:
     """Whether a trainer passes the check of isolation on this device, in the shapes of the run."""
     # A trainer that takes its clients by the unit is called with many units at a time, which must not meet either.
     width = chunk if trainer.unit is None else min(2, max(1, chunk // trainer.unit)) * trainer.unit
     passed = all(is_isolated(trainer, trial, size) for size in sorted({trainer.unit or chunk, width}))
     if not passed:
-        log.info("trainer %s is left out: a client's update depends on its neighbours on this device", trainer.name)
+        log.info("trainer %s is left out: a client's update depends on its neighbors on this device", trainer.name)
     return passed
 
 
@@ -457,7 +459,7 @@ def _one_by_one(task: Task, streams: Streams, name: str) -> tuple[Trainer, str |
     note = f"the run is secure, so clients are trained one by one; give {bound} to train many at once."
     if task.device.type != "cpu":
         return Loop(task, streams), note
-    return Parallel("tiled-loop", lambda: Loop(task.apart(), streams), 1, fixed=True), note
+    return Parallel("tiled-loop", lambda: Loop(task.copy_for_thread(), streams), 1, fixed=True), note
 
 
 def _quickest(task: Task, makers: Makers, chunk: int) -> str:

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from dpfedexp.core.local import Clock, LocalOptimiser, Moments, Schedule, as_rows
+from dpfedexp.core.local_optimizer import Clock, LocalOptimizer, Moments, Schedule, as_rows
 from dpfedexp.core.modules import Inputs, Layout, Params, each, leaves
 from dpfedexp.core.noise import Streams
-from dpfedexp.data.federation import Edition
-from dpfedexp.machine import spread, without_subnormals
+from dpfedexp.data.federation import DataVersion
+from dpfedexp.machine import run_on_threads, without_subnormals
 from dpfedexp.trainers.draws import step_keys
 from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Product, multiplied
 from dpfedexp.trainers.fast.program import Objective, Program
-from dpfedexp.trainers.module_checks import drawing_alike
-from dpfedexp.trainers.task import Precision, Rows, Task, Trainer, batches, low, of_one
+from dpfedexp.trainers.module_checks import seeded_generators
+from dpfedexp.trainers.task import Precision, Rows, Task, Trainer, batches, low, rows_of_one
 
 # torch says this once per layer and place, asks for an issue, and is no reason to act: what is slow is measured and not chosen.
 warnings.filterwarnings(
@@ -62,13 +62,13 @@ class Core(Protocol):
 class Stepper:
     """w⁽ᵗ'ᵏ⁾ of n clients and the local step, w ← w − η_l·direction, that every trainer takes.
 
-    What is the same for all optimisers is here and nowhere else: the proximal pull and SCAFFOLD's correction, which come to the
-    gradient before the optimiser sees it, and clients that stand still when they have taken all their steps.
+    What is the same for all optimizers is here and nowhere else: the proximal pull and SCAFFOLD's correction, which come to the
+    gradient before the optimizer sees it, and clients that stand still when they have taken all their steps.
     """
 
     core: Core
     layout: Layout
-    local: LocalOptimiser
+    local: LocalOptimizer
     start: Params = field(default_factory=dict)
     params: Params = field(default_factory=dict)
     moments: dict[str, Moments] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Stepper:
     ) -> None:
         """All clients at w [d], with no memory of another round.
 
-        Clients have numbers of steps [n], SCAFFOLD's c − c_i [n, d], η_l [n] where it is not the optimiser's own, and the keys
+        Clients have numbers of steps [n], SCAFFOLD's c − c_i [n, d], η_l [n] where it is not the optimizer's own, and the keys
         [n] of what a module draws. `uneven` says that some may stand still before the others are done; `into` are rows [n, d] in
         which the parameters live meanwhile.
         """
@@ -118,9 +118,9 @@ class Stepper:
         going = self.clock.step < self.clock.steps if self.uneven else None
         gradients: Params = {}
         local = self.local
-        beside = local.proximal or local.needs_all_gradients or self.correction is not None or self.rates is not None
+        modified = local.proximal or local.needs_all_gradients or self.correction is not None or self.rates is not None
         # Whether a step is w ← w − η_l·gradient in the memory of w, with nothing beside it.
-        only_subtracts = local.follows_gradient and going is None and not beside
+        only_subtracts = local.follows_gradient and going is None and not modified
 
         def take(name: str, given: Gradient) -> None:
             value = self.params[name]
@@ -140,7 +140,7 @@ class Stepper:
         if self.keys is not None:
             batch = replace(batch, fixed={**batch.fixed, KEYS: step_keys(self.keys, self.clock.step)})
         self.core.descend(self.params, batch, take)
-        for name, gradient in (local.joined(gradients) if local.needs_all_gradients else {}).items():
+        for name, gradient in (local.combine_gradients(gradients) if local.needs_all_gradients else {}).items():
             self._move(name, gradient, going)
         self.clock.step.add_(1)
 
@@ -347,11 +347,11 @@ class Steps:
         self.task, self.name, self.core, self.streams = task, name, core, streams
         self.recordings = Recordings(self._fresh, capture) if record else None
         # The one batch of all steps, for another round of the same clients: when it was made, for what, and from which data.
-        self._kept: tuple[int, list[Tensor], Edition, Batch] | None = None
+        self._kept: tuple[int, list[Tensor], DataVersion, Batch] | None = None
         self._crowded = -2
 
     def _fresh(self) -> Stepper:
-        return Stepper(self.core, self.task.layout, self.task.optimiser)
+        return Stepper(self.core, self.task.layout, self.task.optimizer)
 
     def __call__(
         self,
@@ -384,9 +384,11 @@ class Steps:
             return self._made(clients, schedule, round)
         asked, data = (clients, schedule.positions, schedule.weights), self.task.clients
         # Of data that give the same rows whenever they are asked, where their class says so.
-        edition: Edition | None = getattr(data, "edition", None) if hasattr(type(data), "edition") else None
+        data_version: DataVersion | None = (
+            getattr(data, "data_version", None) if hasattr(type(data), "data_version") else None
+        )
         kept = self._kept
-        if kept is not None and kept[2].same(edition) and all(map(torch.equal, asked, kept[1])):
+        if kept is not None and kept[2].same(data_version) and all(map(torch.equal, asked, kept[1])):
             batch = kept[3]
             return lambda step: batch
         if kept is not None and kept[0] == round:
@@ -395,8 +397,8 @@ class Steps:
         # The old batch goes before the new one comes.
         self._kept = kept = None
         fresh = self._made(clients, schedule, round)(0)
-        if edition is not None and round not in (self._crowded, self._crowded + 1):
-            self._kept = round, [part.clone() for part in asked], edition, fresh
+        if data_version is not None and round not in (self._crowded, self._crowded + 1):
+            self._kept = round, [part.clone() for part in asked], data_version, fresh
         return lambda step: fresh
 
     def _made(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
@@ -412,7 +414,7 @@ class Steps:
 def _filled(
     more: int, clients: Tensor, plan: Schedule, correction: Rows, rates: Rows
 ) -> tuple[Tensor, Schedule, Rows, Rows]:
-    """With so many repetitions of the last client, whose updates nobody uses."""
+    """Repeat the last client `more` times to fill a shape; the extra updates are dropped."""
 
     def fill(rows: Tensor) -> Tensor:
         return torch.cat([rows, rows[-1:].expand(more, *rows.shape[1:])])
@@ -422,7 +424,7 @@ def _filled(
     return fill(clients), filled, own, rate
 
 
-class Vectorised(Steps):
+class Vectorized(Steps):
     """All clients of a chunk at once: `vmap(grad(loss))` over stacked parameters; `record` records shapes that come back."""
 
     def __init__(self, task: Task, record: bool = True, streams: Streams | None = None) -> None:
@@ -430,7 +432,7 @@ class Vectorised(Steps):
             return (task.losses(params, x, y, *key) * weights).sum()
 
         self.gradients = task.program("gradients of clients", vmap(grad(loss)), batched=True, keep=32 if record else 0)
-        super().__init__(task, "vectorised", ByVmap(self.gradients), streams=streams)
+        super().__init__(task, "vectorized", ByVmap(self.gradients), streams=streams)
 
 
 class Parallel:
@@ -477,7 +479,7 @@ class Parallel:
                 else:
                     out[at] = trainer(w, clients[at], schedule.part(at), round, own, rate)
 
-        spread(one, range(0, n, tile), self.threads, always=self.fixed)
+        run_on_threads(one, range(0, n, tile), self.threads, always=self.fixed)
         return out
 
     def _trainer(self) -> Trainer:
@@ -520,11 +522,11 @@ class Loop:
         if task.synthetic is not None and not task.local.shape_is_public:
             one = one.in_own_shape()
         batch_of = batches(task, client, one, self.streams, round)
-        stepper = Stepper(ByAutograd(task), task.layout, task.optimiser)
+        stepper = Stepper(ByAutograd(task), task.layout, task.optimizer)
         stepper.begin(w, one.steps, *own, uneven=False, into=out)
         # What draws without a key, such as a module that uses NumPy, draws from the client's own stream.
         seed = int(self.streams.at("module", round).generator(int(client)).integers(2**63))
-        with drawing_alike(task.device, seed) if self.seeds else nullcontext():
+        with seeded_generators(task.device, seed) if self.seeds else nullcontext():
             for step in range(int(one.steps)):
                 x, y, weights = batch_of(step)
                 stepper.step(Batch({INPUT: x}, y, weights))
@@ -542,7 +544,7 @@ class ByAutograd:
     def descend(self, params: Params, batch: Batch, take: Take) -> None:
         own = {name: value[0] for name, value in params.items()}
         key = (batch.fixed[KEYS][0],) if KEYS in batch.fixed else ()
-        rows = of_one(self.task, batch.fixed[INPUT], batch.targets, batch.weights)
+        rows = rows_of_one(self.task, batch.fixed[INPUT], batch.targets, batch.weights)
         plain = self.task.synthetic is None
         program = self.gradients if plain else self.task.program("gradients of a client", self.gradients)
         for name, gradient in program(own, *rows, *key).items():

@@ -1,4 +1,4 @@
-"""What every client of a run does, and the protocol of whatever computes it."""
+"""The task of every client, and the protocol of trainers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from dpfedexp.core.local import AdamW, LocalOptimiser, Schedule, Sgd
-from dpfedexp.core.losses import Loss, check_labels, check_loss, doubt_of
+from dpfedexp.core.local_optimizer import AdamW, LocalOptimizer, Schedule, Sgd
+from dpfedexp.core.losses import Loss, check_labels, check_loss, output_warning
 from dpfedexp.core.modules import Inputs, Layout, Params, arguments, each, in_float
 from dpfedexp.core.noise import Streams
 from dpfedexp.data.federation import Federation
 from dpfedexp.errors import InputError
-from dpfedexp.trainers.apart import ClientOptimiser, ClientTransform
-from dpfedexp.trainers.draws import Drawing, Habits, client_keys, habits, step_keys
-from dpfedexp.trainers.module_checks import Watch, applied, check_draws, drawing_alike, furthest_rows
+from dpfedexp.trainers.draws import Drawing, ModuleTraits, client_keys, module_traits, step_keys
+from dpfedexp.trainers.module_checks import StateCheck, applied, check_draws, extreme_rows, seeded_generators
+from dpfedexp.trainers.per_client import ClientOptimizer, ClientTransform
 from dpfedexp.trainers.recording import Recorded, Synthetic, SyntheticClients, laid_out
 
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -61,31 +61,31 @@ class Clients(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What every client of a run does: a model, a loss, local steps, on a device.
+    """The task of every client: model, loss, local steps and device.
 
-    `watch` is what the module's state may be, `copies` are the modules that train beside `model`, and `rated` says that every call
-    of a trainer brings the clients' rates. With `synthetic`, as in a run that protects data, module, loss, transform and optimizer
-    are recorded on synthetic values, and no code of the caller's meets a client's rows.
+    `state_check` is what the module's state may be, `copies` are the modules that train beside `model`, and `has_client_rates`
+    says that every call of a trainer brings the clients' rates. With `synthetic`, as in a run that protects data, module, loss,
+    transform and optimizer are recorded on synthetic values, and no code of the caller's meets a client's rows.
     """
 
     model: nn.Module
     layout: Layout
     loss: Loss
-    local: LocalOptimiser
+    local: LocalOptimizer
     clients: Clients
     device: torch.device
     precision: Precision = "fp32"
-    watch: Watch | None = None
+    state_check: StateCheck | None = None
     copies: list[nn.Module] = field(default_factory=list)
-    rated: bool = False
+    has_client_rates: bool = False
     synthetic: Synthetic | None = None
 
-    def apart(self) -> Task:
-        """The same task with a module of its own, for a thread of its own; frozen parameters are held once."""
+    def copy_for_thread(self) -> Task:
+        """Copy the task with its own module, for another thread; frozen parameters are shared."""
         frozen: dict[int, object] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         self.copies.append(copy.deepcopy(self.model, frozen))
         twin = replace(self, model=self.copies[-1])
-        vars(twin)["habits"] = self.habits
+        vars(twin)["module_traits"] = self.module_traits
         return twin
 
     def look(self) -> Callable[[], None]:
@@ -93,8 +93,8 @@ class Task:
 
         In a run that protects data no module has seen a client's rows.
         """
-        watch = self.watch if self.synthetic is None else None
-        judges = [] if watch is None else [watch.look(module) for module in (self.model, *self.copies)]
+        state_check = self.state_check if self.synthetic is None else None
+        judges = [] if state_check is None else [state_check.look(module) for module in (self.model, *self.copies)]
 
         def judge() -> None:
             for each_of_them in judges:
@@ -106,7 +106,7 @@ class Task:
         """One loss per example of one client, in float32; `key` is where a module that draws takes its draws from."""
         if self.precision == "bf16":
             params = self._rounded_constants() | {name: value.bfloat16() for name, value in params.items()}
-        looked_after = key is not None or self.habits.fused or self.synthetic is not None
+        looked_after = key is not None or self.module_traits.fused or self.synthetic is not None
         with Drawing(key) if looked_after else nullcontext():
             given = arguments(each(lambda value: low(value, self.precision), x))
             outputs = functional_call(self.model, params, *given, tie_weights=self.tied)
@@ -119,22 +119,22 @@ class Task:
         return {name: value.detach().bfloat16() for name, value in still.items() if value.is_floating_point()}
 
     @cached_property
-    def habits(self) -> Habits:
+    def module_traits(self) -> ModuleTraits:
         """Whether the module draws, and whether it calls fused operations, as seen on rows of zeros: no client's values decide.
 
         A run that protects data asks on synthetic clients, before it reads a real one (`check_on`).
         """
 
-        def seen() -> Habits:
+        def seen() -> ModuleTraits:
             with torch.random.fork_rng(devices=[]):
                 x, _ = pair_of_clients(self)
-            return habits(copy.deepcopy(self.model), each(lambda value: torch.zeros_like(value[0]), x))
+            return module_traits(copy.deepcopy(self.model), each(lambda value: torch.zeros_like(value[0]), x))
 
         return seen() if self.synthetic is None else self.synthetic.program("habits", seen)
 
     def keys(self, streams: Streams | None, round: int, clients: Tensor) -> Tensor | None:
         """Where each client's draws of a round come from, [n]; None for a module that draws nothing."""
-        if not self.habits.draws:
+        if not self.module_traits.draws:
             return None
         if streams is None:
             raise InputError("the model draws random numbers, so its trainer needs the run's streams.")
@@ -145,13 +145,13 @@ class Task:
         return arithmetic(self.precision, self.device, same=self.synthetic is not None)
 
     @cached_property
-    def optimiser(self) -> LocalOptimiser:
+    def optimizer(self) -> LocalOptimizer:
         """The clients' optimizer. The optimizers of this package act on a client's own row; others are kept to it (`apart`)."""
         synthetic = self.synthetic
         if synthetic is None or type(self.local) in (Sgd, AdamW):
             return self.local
-        own = synthetic.program(f"optimizer {self.local}", lambda: ClientOptimiser(self.local, synthetic))
-        return cast(LocalOptimiser, own)
+        own = synthetic.program(f"optimizer {self.local}", lambda: ClientOptimizer(self.local, synthetic))
+        return cast(LocalOptimizer, own)
 
     def program(self, name: str, program: Callable[..., Any], *, batched: bool = False, keep: int = 32) -> Recorded:
         """A program of parameters, inputs, targets, weights and perhaps keys, of one client or of many.
@@ -181,7 +181,7 @@ class Task:
         return own, *cast(Synthetic, self.synthetic).like(rest)
 
     @cached_property
-    def transforming(self) -> ClientTransform | None:
+    def client_transform(self) -> ClientTransform | None:
         """The federation's transform, where it has one; in a run that protects data the same for all of its trainers and trials."""
         transform, synthetic = getattr(self.clients, "transform", None), self.synthetic
         if transform is None:
@@ -189,16 +189,16 @@ class Task:
         make = partial(ClientTransform, transform, synthetic)
         return make() if synthetic is None else synthetic.program("transform", make)
 
-    def reading(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
+    def row_reader(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
         """From a step k to rows `positions[i, k]` of client `clients[i]` as the model takes them, for positions [n, steps, s]."""
-        read, transforming = self.held(clients, positions, streams, round), self.transforming
-        if transforming is None:
+        read, transform = self.held(clients, positions, streams, round), self.client_transform
+        if transform is None:
             return read
         keys = client_keys(streams, round, clients, self.device, "transform")
 
         def transformed(step: int) -> tuple[Inputs, Tensor]:
             x, y = read(step)
-            return transforming(x, step_keys(keys, torch.tensor(step, device=self.device))), y
+            return transform(x, step_keys(keys, torch.tensor(step, device=self.device))), y
 
         return transformed
 
@@ -206,17 +206,17 @@ class Task:
         self, clients: Tensor, positions: Tensor, streams: Streams | None = None, round: int = 0
     ) -> tuple[Inputs, Tensor]:
         """Rows `positions[i]` of client `clients[i]` as the model takes them, inputs and targets [n, s, …]."""
-        return self.reading(clients, positions[:, None], streams or Streams(0), round)(0)
+        return self.row_reader(clients, positions[:, None], streams or Streams(0), round)(0)
 
     def held(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
-        """As `reading`, without the transform."""
+        """As `row_reader`, without the transform."""
         held, device = self.clients, self.device
         known = isinstance(held, SyntheticClients) or (isinstance(held, Federation) and held.gathers_itself)
         if self.synthetic is not None and not known:
             return self._one_by_one(clients, positions, streams, round)
         # Asked of the class: a view of a federation, which passes on what it does not know itself, has rows of its own.
-        if (reading := getattr(type(held), "reading", None)) is not None:
-            return cast(Read, reading(held, clients, positions, device))
+        if (reader := getattr(type(held), "row_reader", None)) is not None:
+            return cast(Read, reader(held, clients, positions, device))
         return lambda step: held.gather(clients, positions[:, step], device)
 
     def _one_by_one(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
@@ -227,14 +227,14 @@ class Task:
             parts = []
             for row, seed in enumerate(seeds):
                 at = slice(row, row + 1)
-                with drawing_alike(self.device, seed + step):
+                with seeded_generators(self.device, seed + step):
                     parts.append(self.clients.gather(clients[at], positions[at, step], self.device))
             return cast(tuple[Inputs, Tensor], tree_map(lambda *values: torch.cat(values), *parts))
 
         return read
 
     def rates(self, given: Tensor | None, round: int, count: int) -> Tensor | None:
-        """η_l of each of `count` clients where it is not the optimiser's own number: as given, or by the schedule over rounds."""
+        """η_l of each of `count` clients where it is not the optimizer's own number: as given, or by the schedule over rounds."""
         if given is not None or self.local.schedule is None:
             return given
         return torch.full((count,), self.local.in_round(round).rate, device=self.device)
@@ -262,7 +262,7 @@ class Trainer(Protocol):
     ) -> Tensor: ...
 
 
-def of_one(task: Task, x: Inputs, y: Tensor, weights: Tensor) -> tuple[Inputs, Tensor, Tensor]:
+def rows_of_one(task: Task, x: Inputs, y: Tensor, weights: Tensor) -> tuple[Inputs, Tensor, Tensor]:
     """A single client's rows of a batch, in a simulation without those that only pad it."""
     x, y, weights = each(lambda value: value[0], x), y[0], weights[0]
     if task.synthetic is not None:
@@ -276,7 +276,7 @@ def batches(
 ) -> Callable[[int], tuple[Inputs, Tensor, Tensor]]:
     """step → (inputs, targets, weights) on the device; gathered once where every step uses the same batch."""
     weights = schedule.weights.to(task.device)
-    read = task.reading(clients, schedule.positions, streams or Streams(0), round)
+    read = task.row_reader(clients, schedule.positions, streams or Streams(0), round)
 
     def gather(step: int) -> tuple[Inputs, Tensor, Tensor]:
         return *read(step), weights[:, step]
@@ -296,7 +296,7 @@ def one_row(clients: Clients) -> tuple[Inputs, Tensor]:
         with suppress(Exception):
             return clients.gather(holder[None], torch.zeros((1, 1), dtype=torch.int64))
     if not bool((clients.sizes > 0).any()):
-        raise InputError("every client is empty; at least one must hold data.")
+        raise InputError("all clients are empty; at least one must have a row.")
     raise InputError("no client's rows can be read; try clients.gather(torch.tensor([0]), torch.tensor([[0]])).")
 
 
@@ -319,7 +319,7 @@ def check_task(task: Task, *, labels: bool = False) -> None:
     with torch.no_grad():
         check_loss(task.loss, outputs, y[0])
     check_draws(copy.deepcopy(task.model), own)
-    if (doubt := doubt_of(task.loss, outputs)) is not None:
+    if (doubt := output_warning(task.loss, outputs)) is not None:
         warnings.warn(doubt, stacklevel=2)
     if labels:
         check_labels("the clients' targets", task.loss, outputs, getattr(task.clients, "targets", None))
@@ -331,7 +331,7 @@ def _check_words(task: Task, model: nn.Module) -> None:
     inputs, prepare = getattr(task.clients, "inputs", None), getattr(task.clients, "prepare", None)
     if inputs is None or prepare is None or not any(isinstance(part, nn.Embedding) for part in model.modules()):
         return
-    if len(rows := furthest_rows(inputs)) > 0:
+    if len(rows := extreme_rows(inputs)) > 0:
         x, _ = prepare(each(lambda value: value[rows], inputs), task.clients.targets[rows], task.device)  # type: ignore[attr-defined]
         with torch.no_grad():
             applied(model, x)

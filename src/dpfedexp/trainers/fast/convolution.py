@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpfedexp.machine import has_triton
-from dpfedexp.trainers.fast.ops import Gradient, Gradients, Later, Product, Saved
+from dpfedexp.trainers.fast.ops import Gradient, Gradients, LazyGradient, Product, Saved
 
 Pair = tuple[int, int]
 
@@ -154,9 +154,11 @@ class Contract:
             grads = [Product(rows, patches.transpose(1, 2), params[0].shape[2:])]
         else:
             # A processor's library takes half the time with the longer side first.
-            grads = [Later(lambda: torch.bmm(patches, rows.transpose(1, 2)).transpose(1, 2).reshape(params[0].shape))]
+            grads = [
+                LazyGradient(lambda: torch.bmm(patches, rows.transpose(1, 2)).transpose(1, 2).reshape(params[0].shape))
+            ]
         if self.bias:
-            grads.append(Later(lambda: rows.sum(2)))
+            grads.append(LazyGradient(lambda: rows.sum(2)))
         return grads, (torch.bmm(kernel.transpose(1, 2), rows).view(saved.shape) if wanted else None,)
 
 
@@ -176,8 +178,8 @@ class ContractAndPool:
         kernels = self._spread(params[0])
         y = torch.bmm(kernels, patches.flatten(2))
         # Columns of all rows of the window at once, then its rows: fewer and larger operations than position by position.
-        rows, by_column = compete(y.view(len(y), *self.pool, params[0].shape[1], -1).unbind(2))
-        best, by_row = compete(rows.unbind(1))
+        rows, by_column = max_and_winners(y.view(len(y), *self.pool, params[0].shape[1], -1).unbind(2))
+        best, by_row = max_and_winners(rows.unbind(1))
         if self.bias:
             best.add_(params[1].unsqueeze(2))
         return best.view(*best.shape[:2], *patches.shape[2:]), (patches, kernels, by_column, by_row)
@@ -186,9 +188,9 @@ class ContractAndPool:
         patches, kernels, by_column, by_row = saved
         dy = dy.flatten(2)
         rows = dy.new_empty(len(dy), self.pool[0], *dy.shape[1:])
-        award(dy, by_row, rows.unbind(1))
+        route_to_winners(dy, by_row, rows.unbind(1))
         spread = dy.new_empty(len(dy), *self.pool, *dy.shape[1:])
-        award(rows, by_column, spread.unbind(2))
+        route_to_winners(rows, by_column, spread.unbind(2))
         spread = spread.flatten(1, 3)
         grads = [self._gather(torch.bmm(patches.flatten(2), spread.transpose(1, 2)), params[0])]
         if self.bias:
@@ -231,8 +233,8 @@ def _places(window: Window, pool: Pair, o: int, c: int, device: torch.device) ->
     return copies.view(-1).to(device), torch.cat(found).to(device)
 
 
-def compete(values: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The largest of the values elementwise, and for each value after the first 1.0 where it beat all before it."""
+def max_and_winners(values: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """The elementwise maximum, and for each value after the first, 1.0 where it is larger than all before it."""
     if len(values) == 1:
         return values[0].clone(), []
     best, wins = values[0], []
@@ -244,8 +246,8 @@ def compete(values: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return best, wins
 
 
-def award(dy: Tensor, wins: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-    """`dy` to the last value that won, zero to the others."""
+def route_to_winners(dy: Tensor, wins: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+    """Route `dy` to the winning value and zero to the others."""
     if not wins:
         out[0].copy_(dy)
     left = dy

@@ -1,7 +1,7 @@
 """Patches, GroupNorm and dropout on a GPU in one or two passes over memory each; needs triton, which torch brings along on CUDA.
 
 torch's copy of a strided view works out every element's place by itself, sums over taps need a pass for each, and so do the mean,
-the variance, the difference, the factor and the sums of a normalisation. A dropout mask takes a dozen passes over numbers of 64
+the variance, the difference, the factor and the sums of a normalization. A dropout mask takes a dozen passes over numbers of 64
 bits. All sums here are float32, in the same order on every run and for every client alone.
 """
 
@@ -21,7 +21,7 @@ Window = Any
 MOST_TAPS = 64
 """The sums over taps are unrolled; a program with more is long to compile."""
 TILE = 2048
-"""Numbers that a program of a normalisation holds at a time."""
+"""Numbers that a program of a normalization holds at a time."""
 BLOCK = 1024
 """Numbers that a program of dropout takes."""
 
@@ -131,7 +131,7 @@ def _tiles(rows: int, length: int) -> tuple[tuple[int, int], int]:
 
 
 @triton.jit
-def _normalise(
+def _normalize(
     x, weight, bias, y, means, scales, PART, eps, A: tl.constexpr, P: tl.constexpr, EVEN: tl.constexpr,
     AFFINE: tl.constexpr,
     BA: tl.constexpr, BP: tl.constexpr, BS: tl.constexpr,
@@ -176,7 +176,7 @@ def _normalise(
 
 
 @triton.jit
-def _normalise_back(
+def _normalize_back(
     x, dy, weight, means, scales, dx, of_weight, of_bias, PART, A: tl.constexpr, P: tl.constexpr, EVEN: tl.constexpr,
     AFFINE: tl.constexpr, WANTED: tl.constexpr,
     BA: tl.constexpr, BP: tl.constexpr, BS: tl.constexpr,
@@ -234,7 +234,7 @@ def _normalise_back(
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedForBackward:
     """What the way back asks for: inputs [n, groups, a, p, s], and their means and 1/√(variance + ε), [n, groups, s]."""
 
     x: Tensor
@@ -242,22 +242,22 @@ class Kept:
     scales: Tensor
 
 
-def normalised(
+def normalized(
     x: Tensor, groups: int, eps: float, weight: Tensor | None = None, bias: Tensor | None = None
-) -> tuple[Tensor, Kept]:
+) -> tuple[Tensor, SavedForBackward]:
     """GroupNorm of [n, channels, …, s], one mean for every client, group and sample."""
     y, s = torch.empty_like(x), x.shape[-1]
     lines = x.view(len(x), groups, x.shape[1] // groups, -1, s)
-    kept = Kept(lines, *(x.new_empty((len(x), groups, s), dtype=torch.float32) for _ in range(2)))
+    kept = SavedForBackward(lines, *(x.new_empty((len(x), groups, s), dtype=torch.float32) for _ in range(2)))
     blocks, grid, even = _blocks(lines)
     own = [x if part is None else part.contiguous() for part in (weight, bias)]
     sizes = (*lines.shape[2:4], even, weight is not None)
-    _normalise[grid](x, *own, y, kept.means, kept.scales, s // even, eps, *sizes, *blocks)
+    _normalize[grid](x, *own, y, kept.means, kept.scales, s // even, eps, *sizes, *blocks)
     return y, kept
 
 
 def gradients(
-    dy: Tensor, kept: Kept, weight: Tensor | None = None, bias: Tensor | None = None, *, wanted: bool = True
+    dy: Tensor, kept: SavedForBackward, weight: Tensor | None = None, bias: Tensor | None = None, *, wanted: bool = True
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Of the inputs, where it is wanted, of the factors and of the shifts; dy lies in memory as the inputs do."""
     x = kept.x
@@ -266,7 +266,7 @@ def gradients(
     dx = torch.empty_like(dy) if wanted else dy
     sums = [x.new_empty((n, groups, grid[1], a), dtype=torch.float32) for _ in range(2)]
     own, sizes = x if weight is None else weight.contiguous(), (a, p, even, weight is not None, wanted)
-    _normalise_back[grid](x, dy, own, kept.means, kept.scales, dx, *sums, s // even, *sizes, *blocks)
+    _normalize_back[grid](x, dy, own, kept.means, kept.scales, dx, *sums, s // even, *sizes, *blocks)
     of_weight, of_bias = (part.sum(2).view(n, -1) for part in sums)
     return dx if wanted else None, of_weight, of_bias
 
@@ -315,7 +315,7 @@ def dropped(
         below: what a kept place's word is not.
         share: the factor of what is kept.
         constants: of the hash.
-        inner: how many neighbouring places share one word.
+        inner: how many neighboring places share one word.
     """
     last = x.is_contiguous()
     if not last and not x.movedim(-1, 1).is_contiguous():

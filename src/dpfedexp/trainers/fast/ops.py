@@ -55,8 +55,8 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Later:
-    """A parameter's gradient that costs a pass over the values, made when it is asked for: never where the parameter is frozen."""
+class LazyGradient:
+    """A gradient that is computed on demand: never for a frozen parameter."""
 
     make: Callable[[], Tensor]
 
@@ -64,7 +64,7 @@ class Later:
         return self.make()
 
 
-Gradient = Tensor | Product | Later
+Gradient = Tensor | Product | LazyGradient
 Gradients = tuple[Sequence[Gradient], Sequence[Tensor | None]]
 
 
@@ -146,7 +146,7 @@ def flattened(x: Tensor, start: int) -> Tensor:
     return x if start >= x.dim() - 1 else x.flatten(start, -2)
 
 
-def normalised(x: Tensor, *params: Tensor, shape: tuple[int, ...], eps: float) -> Tensor:
+def normalized(x: Tensor, *params: Tensor, shape: tuple[int, ...], eps: float) -> Tensor:
     """LayerNorm: every sample over its last dimensions, of `shape`; then a factor and a shift, where there are."""
     rows = x.movedim(-1, 1)
     if tuple(rows.shape[-len(shape) :]) != shape or rows.dim() < 2 + len(shape):
@@ -205,7 +205,7 @@ class Linear:
         seen = saved if at_positions else saved.transpose(1, 2)
         grads: list[Gradient] = [Product(given, seen)]
         if self.bias:
-            grads.append(Later(lambda: given.sum(2)))
+            grads.append(LazyGradient(lambda: given.sum(2)))
         if not wanted:
             return grads, (None,)
         if at_positions:
@@ -217,7 +217,7 @@ class Linear:
 class Embedding:
     """Rows of the table of each client: tokens [n, …, s] to [n, …, width, s].
 
-    The gradient of a word that does not exist would be a neighbour's: the outputs of a client with such a word are not a number,
+    The gradient of a word that does not exist would be a neighbor's: the outputs of a client with such a word are not a number,
     and so is its update, which counts as 0.
     """
 
@@ -287,7 +287,7 @@ class GroupNorm:
         if _has_kernels(x):
             from dpfedexp.trainers.fast import kernels
 
-            return kernels.normalised(x.contiguous(), self.groups, self.eps, *params)
+            return kernels.normalized(x.contiguous(), self.groups, self.eps, *params)
         return self._by_torch.forward(params, x)
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:

@@ -27,10 +27,12 @@ from dpfedexp.trainers.task import Precision
 def pooled(
     window: Window, pool: Pair, bias: bool, outputs: int, channels: int, precision: Precision
 ) -> ConvolveAndPool | None:
-    """The operation for a convolution of so many outputs and channels; None where products of matrices keep a GPU busy."""
-    if precision != "fp32" and RoundedConvolveAndPool.suits(window, pool, outputs, channels):
+    """The fused operation for a convolution; None where matrix products are faster."""
+    if precision != "fp32" and RoundedConvolveAndPool.is_supported(window, pool, outputs, channels):
         return RoundedConvolveAndPool(window, pool, bias)
-    return ConvolveAndPool(window, pool, bias) if ConvolveAndPool.suits(window, pool, outputs, channels) else None
+    return (
+        ConvolveAndPool(window, pool, bias) if ConvolveAndPool.is_supported(window, pool, outputs, channels) else None
+    )
 
 
 @triton.jit
@@ -161,7 +163,7 @@ class ConvolveAndPool:
     bias: bool
 
     @staticmethod
-    def suits(window: Window, pool: Pair, outputs: int, channels: int) -> bool:
+    def is_supported(window: Window, pool: Pair, outputs: int, channels: int) -> bool:
         """Small kernels only: beyond these sizes products of matrices keep a GPU busy, and registers run out here."""
         taps = channels * window.size[0] * window.size[1]
         return window.padding == (0, 0) and outputs <= 32 and channels <= 32 and taps <= 512 and pool[0] * pool[1] <= 16
@@ -387,7 +389,7 @@ class RoundedConvolveAndPool(ConvolveAndPool):
     """`ConvolveAndPool` with products by the matrix units."""
 
     @staticmethod
-    def suits(window: Window, pool: Pair, outputs: int, channels: int) -> bool:
+    def is_supported(window: Window, pool: Pair, outputs: int, channels: int) -> bool:
         """Small windows and few filters only: beyond these sizes a program's tiles don't fit its registers."""
         rows, columns = window.pooled(pool).size
         wide = triton.next_power_of_2(outputs) * triton.next_power_of_2(pool[0] * pool[1])

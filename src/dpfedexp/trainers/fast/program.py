@@ -18,7 +18,7 @@ Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """values[output] = op(values[inputs]) with the named parameters."""
 
     op: Op
@@ -34,7 +34,7 @@ class Program:
     `output` is the number of the network's output, and `frozen` are parameters and buffers that are not trained, held once.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     output: int
     frozen: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -53,7 +53,7 @@ class Program:
         """Values that depend on trained parameters or on what a step draws: the others are made once for data that stay."""
         return self._behind(lambda step: step.output in self.differentiated or KEYS in step.inputs)
 
-    def _behind(self, begins: Callable[[Step], bool]) -> frozenset[int]:
+    def _behind(self, begins: Callable[[ProgramStep], bool]) -> frozenset[int]:
         found: set[int] = set()
         for step in self.steps:
             if begins(step) or any(i in found for i in step.inputs):
@@ -61,7 +61,7 @@ class Program:
         return frozenset(found)
 
     @cached_property
-    def active(self) -> tuple[Step, ...]:
+    def active(self) -> tuple[ProgramStep, ...]:
         return tuple(step for step in self.steps if step.output in self.trained)
 
     @cached_property
@@ -93,7 +93,7 @@ class Program:
         saved = [self._apply(step, params, values, count) for step in self.active]
         return values[self.output], saved
 
-    def _apply(self, step: Step, params: Mapping[str, Tensor], values: dict[int, Tensor], count: int) -> Saved:
+    def _apply(self, step: ProgramStep, params: Mapping[str, Tensor], values: dict[int, Tensor], count: int) -> Saved:
         """One step on the values; what its way back asks for, where there is one."""
         given = self._given(step, params, count)
         values[step.output], saved = step.op.forward(given, *(values[i] for i in step.inputs))
@@ -101,7 +101,7 @@ class Program:
             del values[i]
         return saved if step.output in self.differentiated else None
 
-    def _given(self, step: Step, params: Mapping[str, Tensor], count: int) -> list[Tensor]:
+    def _given(self, step: ProgramStep, params: Mapping[str, Tensor], count: int) -> list[Tensor]:
         """The step's parameters, [n, …] each; what is frozen is one tensor that all clients see."""
         return [
             params[name] if name in params else self.frozen[name].expand(count, *self.frozen[name].shape)

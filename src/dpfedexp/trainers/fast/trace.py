@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Pair, Patches, Window
 from dpfedexp.trainers.fast.ops import INPUT, KEYS, Function, Op, Unsupported, by_sample
-from dpfedexp.trainers.fast.program import Program, Step
+from dpfedexp.trainers.fast.program import Program, ProgramStep
 
 Emitted = Sequence[tuple[Op, Sequence[str]]]
 Rule = Callable[[Any], Emitted]
@@ -88,7 +88,7 @@ RULES |= {
         (Contract(layer.bias is not None), named(layer, "weight", "bias")),
     ],
     nn.LayerNorm: lambda layer: [
-        (Function(partial(ops.normalised, shape=layer.normalized_shape, eps=layer.eps)), named(layer, "weight", "bias"))
+        (Function(partial(ops.normalized, shape=layer.normalized_shape, eps=layer.eps)), named(layer, "weight", "bias"))
     ],
     nn.GELU: lambda layer: [(Function(partial(F.gelu, approximate=layer.approximate)), ())],
     nn.LeakyReLU: lambda layer: [(Function(partial(F.leaky_relu, negative_slope=layer.negative_slope)), ())],
@@ -146,7 +146,7 @@ class _Translation:
     model: nn.Module
     graph: fx.Graph
     trainable: frozenset[str]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ProgramStep] = field(default_factory=list)
     values: dict[fx.Node, int] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     frozen: dict[str, Tensor] = field(default_factory=dict)
@@ -305,7 +305,7 @@ class _Translation:
             refuse(not all(isinstance(size, int) for size in shape), "a LayerNorm of a computed shape")
             names = self._names(weight, bias)
             refuse(weight is None and bias is not None, "a LayerNorm of a bias alone")
-            op = Function(partial(ops.normalised, shape=tuple(shape), eps=1e-5 if eps is None else eps))
+            op = Function(partial(ops.normalized, shape=tuple(shape), eps=1e-5 if eps is None else eps))
         elif target is F.dropout:
             p, training, inplace = _bound(("p", "training", "inplace"), args, kwargs)
             p, training = 0.5 if p is None else p, True if training is None else training
@@ -368,7 +368,7 @@ class _Translation:
             refuse(name in self.used, f"parameter {name!r} is used more than once")
             self.used.add(name)
         output = len(self.steps) + 1
-        self.steps.append(Step(op, inputs, output, params))
+        self.steps.append(ProgramStep(op, inputs, output, params))
         return output
 
 
@@ -383,7 +383,7 @@ def _numbers(given: Sequence[Any]) -> bool:
 
 
 _HARMLESS = (getattr, operator.getitem, "size", "dim")
-"""Calls that change nothing, so that they may be left out where nobody reads what they give."""
+"""Calls without side effects, which are left out where their results are not used."""
 _ADDS = (operator.add, torch.add, "add")
 _SEQUENCES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 

@@ -1,6 +1,6 @@
-"""A local optimiser of your own: one class, and every trainer takes it, a thousand clients to one tensor program.
+"""A local optimizer of your own: one class, and every trainer takes it, a thousand clients to one tensor program.
 
-python examples/own_optimiser.py
+python examples/own_optimizer.py
 """
 
 import sys
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from dpfedexp import Federation, cdp_fedexp, train
-from dpfedexp.core.local import LocalOptimiser, Sgd
+from dpfedexp.core.local_optimizer import LocalOptimizer, Sgd
 
 
 @dataclass(frozen=True)
-class SignDescent(LocalOptimiser):
+class SignDescent(LocalOptimizer):
     """w ← w − η·sign(v), v a running mean of gradients (Signum, Bernstein et al. 2018)."""
 
     memory: float = 0.9

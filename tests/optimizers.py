@@ -1,15 +1,15 @@
-"""Optimisers that the library does not have, each one class: what somebody who adds one would write."""
+"""Optimizers that the library does not have, each one class: what somebody who adds one would write."""
 
 from dataclasses import dataclass
 
 import torch
 
-from dpfedexp import LocalOptimiser
-from dpfedexp.core.local import as_rows
+from dpfedexp import LocalOptimizer
+from dpfedexp.core.local_optimizer import as_rows
 
 
 @dataclass(frozen=True)
-class HeavyBall(LocalOptimiser):
+class HeavyBall(LocalOptimizer):
     """torch.optim.SGD with momentum, Nesterov's if asked, and weight decay."""
 
     momentum: float = 0.8
@@ -27,7 +27,7 @@ class HeavyBall(LocalOptimiser):
 
 
 @dataclass(frozen=True)
-class AdamW(LocalOptimiser):
+class AdamW(LocalOptimizer):
     """torch.optim.AdamW. The floor eps is large so that a gradient's last bit does not decide which way a step goes."""
 
     beta1: float = 0.9
@@ -47,7 +47,7 @@ class AdamW(LocalOptimiser):
 
 
 @dataclass(frozen=True)
-class Bounded(LocalOptimiser):
+class Bounded(LocalOptimizer):
     """Plain steps after torch.nn.utils.clip_grad_norm_, which looks at the gradients of all parameters at once."""
 
     bound: float = 0.2
@@ -56,7 +56,7 @@ class Bounded(LocalOptimiser):
     def needs_all_gradients(self):
         return True
 
-    def joined(self, gradients):
+    def combine_gradients(self, gradients):
         squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()])
         factor = (self.bound / (squares.sum(0).sqrt() + 1e-6)).clamp_max(1.0)
         return {name: gradient * as_rows(factor, gradient) for name, gradient in gradients.items()}
@@ -66,7 +66,7 @@ class Bounded(LocalOptimiser):
 
 
 @dataclass(frozen=True)
-class Cosine(LocalOptimiser):
+class Cosine(LocalOptimizer):
     """Plain steps whose rate falls to zero over each client's own number of steps."""
 
     def direction(self, w, gradient, moments, clock):
@@ -76,7 +76,7 @@ class Cosine(LocalOptimiser):
 
 @dataclass(frozen=True)
 class Adagrad:
-    """A server optimiser: the mean over the root of all squares so far, and a count of the rounds that nothing else needs."""
+    """A server optimizer: the mean over the root of all squares so far, and a count of the rounds that nothing else needs."""
 
     floor: float = 0.1
 

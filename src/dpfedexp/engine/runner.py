@@ -1,4 +1,4 @@
-"""A run from its first vote to its last file, whichever cohort answers."""
+"""The run loop: all rounds of an engine, with checkpoints, callbacks, evaluation and output files."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement,
 from dpfedexp.accounting.statement import Source
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.client_metrics import AT_BOUND
-from dpfedexp.engine.advice import Commentary, evaluation_precision
+from dpfedexp.engine.advice import Advisor, evaluation_precision
 from dpfedexp.engine.checkpoint import Checkpoint
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.open_run import OpenRun, RunDescription
 from dpfedexp.engine.outlets import METRICS, recorded
 from dpfedexp.engine.plan import Advice, Plan
 from dpfedexp.engine.run import Run, RunFacts, RunFolder, Status
-from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, heard, tell
+from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, call_hook, notify_callbacks
 from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, LedgerError, RoundFailed, require
 
 Measure = Callable[[State], dict[str, float]]
 
 
 @dataclass(frozen=True)
-class Conduct:
-    """How a run is conducted, beside what it computes.
+class RunnerOptions:
+    """Options of the run loop: files, budget, evaluation and callbacks.
 
     Attributes:
         run_folder: writes all files of the run; None where it has no folder, or a folder for checkpoints only.
         folder: where ledger and checkpoint go; None for none.
         ledger: another ledger than the folder's.
-        last: the checkpoint to go on from.
-        resume: go on with what the folder holds.
+        last: the checkpoint to resume from.
+        resume: resume the run in the folder.
         measure: metrics of the released model, from the server's own data.
         evaluate_every: after how many rounds.
         budget: ε at the algorithm's δ before which the run stops.
@@ -61,15 +61,15 @@ class Conduct:
     progress: bool = False
 
 
-def conduct(
+def run_to_end(
     engine: Engine,
     description: RunDescription,
-    how: Conduct,
+    how: RunnerOptions,
     facts_of: Callable[[OpenRun], RunFacts],
     model_of: Callable[[State], nn.Module],
     trainer: str = "",
 ) -> Run:
-    """All rounds that are left, with everything written.
+    """Run the remaining rounds and write all files.
 
     Args:
         engine: the run.
@@ -92,10 +92,10 @@ def conduct(
         plan = Plan.of(
             engine.algorithm, engine.participation, engine.population, dimension, rounds, mechanism=engine.mechanism
         )
-        commentary = Commentary(plan, description.start, how.on_advice or _warn, _about_evaluation(engine))
+        commentary = Advisor(plan, description.start, how.on_advice or _warn, _about_evaluation(engine))
         facts = facts_of(open_run)
 
-        def made(end: End) -> Run:
+        def made(end: RunEnd) -> Run:
             return Run(
                 model_of(open_run.state),
                 open_run.history,
@@ -108,9 +108,9 @@ def conduct(
             )
 
         def running() -> None:
-            """What the folder says while the run goes on; a deployment's has a statement after every round."""
+            """Write the status; in a deployment also the statement after every round."""
             if files is not None and engine.cohort.is_remote:
-                files.state(statement_of(open_run, End("it is not complete.")))
+                files.state(statement_of(open_run, RunEnd("it is not complete.")))
             if files is not None:
                 epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
                 files.write_status("running", open_run.state.round, rounds, epsilon)
@@ -127,14 +127,14 @@ def conduct(
                 else:
                     files.write_status("running", open_run.state.round, rounds, record["epsilon_total"])
             with _callers_code():
-                stop = heard(how.callbacks, record)
+                stop = notify_callbacks(how.callbacks, record)
             show_progress(record)
             commentary.after(record, open_run.state)
             return stop
 
-        def written(end: End, status: Status, reason: str = "") -> Run:
+        def written(end: RunEnd, status: Status, reason: str = "") -> Run:
             """The run, with everything in its folder."""
-            open_run.end(end.decided)
+            open_run.end(end.stop_source)
             run = made(end)
             open_run.seal(run.model)
             if files is not None:
@@ -146,7 +146,7 @@ def conduct(
 
         try:
             if how.folder is not None and open_run.state.round < rounds:
-                RunFolder.retire(how.folder)
+                RunFolder.remove_results(how.folder)
             if files is not None:
                 files.begin(facts)
                 running()
@@ -155,19 +155,21 @@ def conduct(
                     engine = replace(engine, on_charge=running)
             with _callers_code():
                 commentary.begin(open_run.history)
-                tell(how.callbacks, "begun", facts)
-                stop = tell(how.callbacks, "resumed", open_run.history)
+                call_hook(how.callbacks, "on_train_begin", facts)
+                stop = call_hook(how.callbacks, "on_resume", open_run.history)
             end = (
-                End(stop.reason, stop.source) if stop is not None else _rounds(engine, open_run, how, voted, completed)
+                RunEnd(stop.reason, stop.source)
+                if stop is not None
+                else _rounds(engine, open_run, how, voted, completed)
             )
             commentary.end(open_run.state)
             run = written(end, "completed" if end.reason is None else "stopped")
         except (Exception, KeyboardInterrupt) as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             # Any other text could hold something about the clients' data.
-            own = isinstance(error, RoundFailed | LedgerError) and not hasattr(error, FOREIGN)
-            why = str(error) if own else "it was interrupted." if interrupted else "the run's own log says why."
-            end = End(None if open_run.state.round == rounds else why, "hand" if interrupted else "")
+            own = isinstance(error, RoundFailed | LedgerError) and not hasattr(error, CALLER_ERROR)
+            why = str(error) if own else "it was interrupted." if interrupted else "see the log of the run."
+            end = RunEnd(None if open_run.state.round == rounds else why, "hand" if interrupted else "")
             with suppress(InputError, LedgerError, OSError):
                 if files is not None:
                     epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
@@ -175,18 +177,18 @@ def conduct(
                 written(end, "failed", why)
             if not interrupted:
                 if how.folder is not None:
-                    error.add_note(f"The rounds so far are in {str(how.folder)!r}; resume=True goes on from them.")
+                    error.add_note(f"The rounds so far are in {str(how.folder)!r}; pass resume=True to resume.")
                 raise
-            where = "" if how.folder is None else f", and resume=True goes on in {str(how.folder)!r}"
+            where = "" if how.folder is None else f"; pass resume=True to resume in {str(how.folder)!r}"
             raise Interrupted(
                 f"interrupted after {open_run.state.round} of {rounds} rounds; this exception's `run` holds them{where}.",
                 made(end),
             ) from None
-    tell(how.callbacks, "finished", run)
+    call_hook(how.callbacks, "on_train_end", run)
     return run
 
 
-FOREIGN = "of_callers_code"
+CALLER_ERROR = "of_callers_code"
 """Marks what a callback or a measurement raised: its text may hold anything, so no file gets it."""
 
 
@@ -195,15 +197,15 @@ def _callers_code() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        setattr(error, FOREIGN, True)
+        setattr(error, CALLER_ERROR, True)
         raise
 
 
-class End(NamedTuple):
-    """How the rounds ended: with the last of them, or for a reason, which somebody may have decided by looking at something."""
+class RunEnd(NamedTuple):
+    """How the rounds ended: complete, or early with a reason and what the decision was based on."""
 
     reason: str | None = None
-    decided: Source | Literal["hand", ""] = ""
+    stop_source: Source | Literal["hand", ""] = ""
 
 
 def _about_evaluation(engine: Engine) -> list[Advice]:
@@ -216,7 +218,7 @@ def _about_evaluation(engine: Engine) -> list[Advice]:
 
 
 def _warn(advice: Advice) -> None:
-    """A note is in `Run.advice` for whoever looks; a warning is for everybody."""
+    """Raise an `AdviceWarning` for a warning; notes are only in `Run.advice`."""
     if advice.level == "warning":
         warnings.warn(advice.sentence, AdviceWarning, stacklevel=6)
 
@@ -224,10 +226,10 @@ def _warn(advice: Advice) -> None:
 def _rounds(
     engine: Engine,
     open_run: OpenRun,
-    how: Conduct,
+    how: RunnerOptions,
     voted: Callable[[State], None],
     completed: Callable[[dict[str, Any]], Stop | None],
-) -> End:
+) -> RunEnd:
     """All the rounds that are left."""
     rounds, delta = open_run.description.rounds, engine.algorithm.delta
     budget = None if how.budget is None else Budget(how.budget, delta)
@@ -245,7 +247,7 @@ def _rounds(
             return
         if found is not None:
             epsilon = epsilon_so_far(open_run.ledger, delta, last=open_run.state.round == rounds)
-            open_run.amend(recorded(METRICS, {**found, "epsilon_total": epsilon}, secure=engine.secure))
+            open_run.add_to_last_record(recorded(METRICS, {**found, "epsilon_total": epsilon}, secure=engine.secure))
 
     try:
         # A complete run asks its clients for nothing.
@@ -288,15 +290,15 @@ def _rounds(
             # After the last round there is nothing left to stop.
             if stop is not None and number < rounds:
                 open_run.stop()
-                return End(stop.reason, stop.source)
+                return RunEnd(stop.reason, stop.source)
     except BudgetExceeded as reason:
         open_run.stop()
-        return End(str(reason))
-    return End()
+        return RunEnd(str(reason))
+    return RunEnd()
 
 
-def statement_of(open_run: OpenRun, end: End) -> PrivacyStatement:
-    """What was promised to whom, from what was charged."""
+def statement_of(open_run: OpenRun, end: RunEnd) -> PrivacyStatement:
+    """The privacy statement of the charges so far."""
     run, engine, charges = open_run.description, open_run.description.engine, open_run.ledger.charges()
     # An interrupt may come between the charge and the release.
     charged = {entry.round for entry in open_run.ledger.entries if entry.run == open_run.name and entry.round > 0}
@@ -313,12 +315,12 @@ def statement_of(open_run: OpenRun, end: End) -> PrivacyStatement:
         not_covered=run.not_covered,
         reporting=run.reporting(open_run.history),
         no_other_adjacency=run.no_other_adjacency,
-        stopping=(end.decided or open_run.decided) if end.reason else "",  # type: ignore[arg-type]
-        **engine.stands_for,
+        stopping=(end.stop_source or open_run.stop_source) if end.reason else "",  # type: ignore[arg-type]
+        **engine.larger_deployment,
     )
 
 
-LARGER = "of the larger deployment"
+OF_LARGER_DEPLOYMENT = "of the larger deployment"
 """Whose ε it is where few clients stand for many."""
 
 
@@ -335,7 +337,7 @@ def round_progress(engine: Engine, rounds: int, *, enabled: bool) -> Iterator[Ca
     from rich import progress
 
     times = recorded("terminal", {"elapsed": None}, secure=engine.secure)
-    whose = "" if engine.larger is None else LARGER
+    whose = "" if engine.larger is None else OF_LARGER_DEPLOYMENT
     with progress.Progress(
         progress.TextColumn("[bold]{task.description}"),
         progress.BarColumn(bar_width=24),
@@ -354,7 +356,7 @@ def show(record: dict[str, Any], whose: str = "") -> str:
         f"{key.removeprefix('test_')} {value:.4g}"
         for key, value in recorded("terminal", record, secure=True).items()
         if isinstance(value, float)
-        and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
+        and key not in ("eta_g", "clip", "update_norm", "noisy_mean_within_clip", "epsilon_total")
         and not key.endswith(("_low", "_high", AT_BOUND))
     ]
     epsilon = record["epsilon_total"]
@@ -362,9 +364,9 @@ def show(record: dict[str, Any], whose: str = "") -> str:
     return "  ".join([*metrics, f"η_g {record['eta_g']:.2f}", privacy])
 
 
-EXACT = 8
-"""Up to so many sampled rounds the record of each has its own ε."""
-GROWTH = 1.25
+EXACT_ROUNDS = 8
+"""The number of sampled rounds for which every record has an exact ε."""
+EPSILON_GRID_RATIO = 1.25
 """From one number of rounds for which ε is computed to the next, in longer runs."""
 
 
@@ -388,7 +390,7 @@ def epsilon_so_far(ledger: Ledger, delta: float, *, last: bool) -> float:
 
 def next_known(rounds: int) -> int:
     """The smallest number of rounds, not below this one, for which ε is computed."""
-    known = EXACT
+    known = EXACT_ROUNDS
     while known < rounds:
-        known = max(known + 1, int(known * GROWTH))
-    return known if rounds > EXACT else rounds
+        known = max(known + 1, int(known * EPSILON_GRID_RATIO))
+    return known if rounds > EXACT_ROUNDS else rounds

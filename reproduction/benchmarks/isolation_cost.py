@@ -1,6 +1,6 @@
 """What the isolation of a secure run costs in a round: recorded programs and the comparison of the model's bits.
 
-    python -m reproduction.benchmarks.walls [--device cuda] [--rounds 15]
+    python -m reproduction.benchmarks.isolation_cost [--device cuda] [--rounds 15]
 
 For each workload the same secure round is timed with isolation and without it (the caller's code then runs on the clients'
 rows), in turn in one process. The median of the ratios counts.
@@ -19,7 +19,7 @@ from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp
 from dpfedexp.accounting import Ledger
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.trainers.select import Parts, Programs, makers
+from dpfedexp.trainers.select import Programs, TrainerParts, makers
 from dpfedexp.trainers.steps import Loop
 from reproduction.benchmarks.workloads import workload
 
@@ -28,8 +28,8 @@ CASES = [
     ("mlp", "auto", 40),
     ("lstm", "auto", 100),
     ("transformer", "auto", 20),
-    ("cnn", "vectorised", 100),
-    ("lstm", "vectorised", 50),
+    ("cnn", "vectorized", 100),
+    ("lstm", "vectorized", 50),
     ("cnn", "loop", 20),
     ("lstm", "loop", 10),
 ]
@@ -40,7 +40,7 @@ def without(simulation: Engine) -> Engine:
     """The same run, in which the caller's code runs on the clients' rows and nothing is compared."""
     task = replace(simulation.cohort.task, synthetic=None)
     name, tile = simulation.cohort.trainer.name, simulation.cohort.trainer.unit or 1
-    parts = Parts(task, simulation.cohort.streams, Programs(task), tile, True)
+    parts = TrainerParts(task, simulation.cohort.streams, Programs(task), tile, True)
     trainer = Loop(task, simulation.cohort.streams) if name == "loop" else makers(parts)[name]()
     return replace(simulation, cohort=replace(simulation.cohort, task=task, trainer=trainer))
 

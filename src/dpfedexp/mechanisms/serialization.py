@@ -1,4 +1,4 @@
-"""A mechanism as text, so that a server can tell its clients exactly what is run.
+"""Mechanisms as JSON text, in which a server tells its clients what is run.
 
 A client builds the same object from it, and with it the same noise and the same event for its own ledger. What comes over a network
 is checked field by field, by the types that the mechanism's own class declares: a server may be wrong or worse.
@@ -13,7 +13,7 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from dpfedexp.core.sums import WITHIN, Vote, further, within_clip
+from dpfedexp.core.sums import WITHIN_CLIP, Vote, client_votes, within_clip_vote
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism
 from dpfedexp.mechanisms.registry import check_name, mechanism_class
@@ -68,8 +68,8 @@ def text_fields(values: dict[str, Any], kind: str) -> dict[str, Any]:
     if votes is None:
         return values
     if kind in _COUNTS:
-        values[_COUNT] = next((vote.noise for vote in votes if vote.name == WITHIN), None)
-    others = [[vote.name, vote.low, vote.high, vote.noise] for vote in further(votes)]
+        values[_COUNT] = next((vote.noise for vote in votes if vote.name == WITHIN_CLIP), None)
+    others = [[vote.name, vote.low, vote.high, vote.noise] for vote in client_votes(votes)]
     return {**values, "votes": others} if others else values
 
 
@@ -82,7 +82,7 @@ def _votes(values: dict[str, Any], kind: str) -> dict[str, tuple[Vote, ...]]:
         require(_COUNT in values, f"the mechanism {kind!r} has no field {_COUNT!r}; it must be a number or null.")
         count = values.pop(_COUNT)
         _check(_COUNT, count, float | None)
-        votes += [] if count is None else [within_clip(float(count))]
+        votes += [] if count is None else [within_clip_vote(float(count))]
     others = values.pop("votes", [])
     right = isinstance(others, list) and all(isinstance(vote, list) and len(vote) == 4 for vote in others)
     require(right, "the mechanism's votes are not a list of votes, each with its name, range and noise.")

@@ -9,10 +9,10 @@ import pytest
 from flwr.app import ArrayRecord, RecordDict
 
 from dpfedexp.algorithms import fedavg, ldp_fedexp
-from dpfedexp.core.sums import within_clip
+from dpfedexp.core.sums import within_clip_vote
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import strategy_from
-from dpfedexp.flower.client import Announcement
+from dpfedexp.flower.client import AnnouncedLimits
 from dpfedexp.flower.guard import total
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 
@@ -115,10 +115,10 @@ def test_an_equal_pure_epsilon_that_composes_to_more_is_refused(split):
 
 
 def test_an_adaptive_clip_may_move_but_its_cost_may_not():
-    state, announced = RecordDict(), CentralGaussian(1.0, 5.0, votes=(within_clip(20.0),))
+    state, announced = RecordDict(), CentralGaussian(1.0, 5.0, votes=(within_clip_vote(20.0),))
     assert not ask(announced, state=state, rounds=9).has_error()
-    assert not ask(CentralGaussian(7.0, 5.0, votes=(within_clip(20.0),)), state=state, rounds=9).has_error()
-    assert "above the" in reason(CentralGaussian(0.1, 4.9, votes=(within_clip(20.0),)), state=state, rounds=9)
+    assert not ask(CentralGaussian(7.0, 5.0, votes=(within_clip_vote(20.0),)), state=state, rounds=9).has_error()
+    assert "above the" in reason(CentralGaussian(0.1, 4.9, votes=(within_clip_vote(20.0),)), state=state, rounds=9)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_a_server_asks_for_is_what_its_configuration_announces(algorithm, t
     strategy = strategy_from(config, node_timeout=1)
     strategy.start(grid_of(run_config=config), ArrayRecord(problem(3)[1].state_dict()), timeout=5)
     assert [line["valid"] for line in strategy.history] == [3, 3]
-    announced = Announcement.of_run(config, 20)
+    announced = AnnouncedLimits.of_run(config, 20)
     assert announced is not None
     assert (announced.mechanism, announced.rounds) == (strategy.mechanism, 2)
 

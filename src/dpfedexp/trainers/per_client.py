@@ -1,6 +1,6 @@
-"""The federation's transform and a caller's own local optimizer, applied to one client at a time.
+"""Per-client application of the federation's transform and of custom local optimizers.
 
-Both could mix the clients of a chunk. Here each client is a row of `vmap` or a call of its own, with draws from its own key.
+Both could mix the clients of a chunk. Here each client is a row of `vmap` or a separate call, with draws from its own key.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from dpfedexp.core.local import Clock, LocalOptimiser, Moments, Sgd
+from dpfedexp.core.local_optimizer import Clock, LocalOptimizer, Moments, Sgd
 from dpfedexp.core.modules import Inputs, Params, each, leaves, shape_of
 from dpfedexp.errors import InputError, require
 from dpfedexp.trainers.draws import Drawing
-from dpfedexp.trainers.module_checks import drawing_alike, first_line, generator_states
+from dpfedexp.trainers.module_checks import first_line, generator_states, seeded_generators
 from dpfedexp.trainers.recording import Recorded, Synthetic, Unrecordable, refusal
 
 
@@ -32,14 +32,14 @@ class ClientTransform:
 
         self.together = Recorded(vmap(self._one), recorded, lambda given: leaves(given[0]), batched=True, keep=0)
         self.alone = Recorded(self._one, recorded, lambda given: leaves(given[0]), keep=0)
-        self.can_vectorise: bool | None = None
+        self.can_vectorize: bool | None = None
 
     def __call__(self, x: Inputs, keys: Tensor) -> Inputs:
         """From inputs [n, s, …] and the clients' keys of a step [n] to transformed inputs [n, s, …]."""
-        if self.can_vectorise is None:
-            self.can_vectorise = self._tried(x, keys)
+        if self.can_vectorize is None:
+            self.can_vectorize = self._tried(x, keys)
         try:
-            if self.can_vectorise:
+            if self.can_vectorize:
                 return self.together(x, keys)
             parts = [self._seeded(each(lambda value, at=at: value[at], x), key) for at, key in enumerate(keys)]  # type: ignore[misc]
         except Unrecordable as reason:
@@ -60,7 +60,7 @@ class ClientTransform:
 
     def _seeded(self, x: Inputs, key: Tensor) -> Inputs:
         # In a simulation, what draws without a key, in torch, NumPy or Python, draws from a state that is the client's own.
-        with drawing_alike(key.device, int(key)) if self.synthetic is None else nullcontext():
+        with seeded_generators(key.device, int(key)) if self.synthetic is None else nullcontext():
             return self.alone(x, key)
 
     def _one(self, x: Inputs, key: Tensor) -> Inputs:
@@ -69,15 +69,15 @@ class ClientTransform:
         rows = {len(value) if isinstance(value, Tensor) and value.dim() else -1 for value in leaves(found)}
         if rows != {len(leaves(x)[0])}:
             raise InputError(
-                f"the federation's transform makes {shape_of(found)} of {shape_of(x)}; it must keep one row per example."
+                f"the federation's transform returned {shape_of(found)} for {shape_of(x)}; it must keep one row per example."
             )
         return found
 
 
-class ClientOptimiser:
+class ClientOptimizer:
     """A caller's own optimizer, asked for one client at a time, on operations that were recorded on synthetic values."""
 
-    def __init__(self, local: LocalOptimiser, synthetic: Synthetic) -> None:
+    def __init__(self, local: LocalOptimizer, synthetic: Synthetic) -> None:
         self.local = local
         self._direction = Recorded(
             vmap(self._one, in_dims=(0, 0, 0, None, 0)),
@@ -96,7 +96,7 @@ class ClientOptimiser:
             moments[name].copy_(value)
         return found[0]
 
-    def joined(self, gradients: Params) -> Params:
+    def combine_gradients(self, gradients: Params) -> Params:
         return cast(Params, self._joined(gradients))
 
     def _one(
@@ -107,12 +107,12 @@ class ClientOptimiser:
         return found[0], {name: value[0] for name, value in own.items()}
 
     def _join(self, gradients: Params) -> Params:
-        joined = self.local.joined({name: value[None] for name, value in gradients.items()})
-        return {name: value[0] for name, value in joined.items()}
+        combined = self.local.combine_gradients({name: value[None] for name, value in gradients.items()})
+        return {name: value[0] for name, value in combined.items()}
 
 
-def check_optimiser(local: LocalOptimiser) -> None:
-    """Raises `InputError` where an optimiser does not keep the contract of `LocalOptimiser.direction`.
+def check_optimizer(local: LocalOptimizer) -> None:
+    """Raises `InputError` where an optimizer does not keep the contract of `LocalOptimizer.direction`.
 
     Three synthetic clients take their steps together, and each alone: a client's steps may depend on its own gradients only, and
     on no client that was trained before it. Rounding may differ between the two (1e-5); a secure run compares every bit.
@@ -129,14 +129,14 @@ def check_optimiser(local: LocalOptimiser) -> None:
         for step in range(steps):
             gradient = gradients[step, clients]
             if local.needs_all_gradients:
-                gradient = local.joined({"w": gradient})["w"]
+                gradient = local.combine_gradients({"w": gradient})["w"]
             before, clock = gradient.clone(), Clock(torch.tensor(float(step), dtype=torch.float64), counts)
             direction = local.direction(w, gradient, moments, clock)
             require(
                 isinstance(direction, Tensor) and direction.shape == w.shape,
-                f"the local optimiser {name} must give a direction of the parameters' shape {tuple(w.shape)}.",
+                f"the local optimizer {name} must give a direction of the parameters' shape {tuple(w.shape)}.",
             )
-            require(torch.equal(gradient, before), f"the local optimiser {name} must not change the gradient in place.")
+            require(torch.equal(gradient, before), f"the local optimizer {name} must not change the gradient in place.")
             w = w - (1.0 if local.automatic else local.rate) * direction
         return w
 
@@ -145,12 +145,12 @@ def check_optimiser(local: LocalOptimiser) -> None:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"the local optimiser {name} fails on synthetic gradients: {first_line(error)}") from error
+        raise InputError(f"the local optimizer {name} fails on synthetic gradients: {first_line(error)}") from error
     require(
         torch.allclose(together, alone, rtol=1e-5, atol=1e-6),
-        f"the local optimiser {name} mixes clients: a client's direction must follow from its own gradients alone.",
+        f"the local optimizer {name} mixes clients: a client's direction must depend on its own gradients only.",
     )
     require(
         torch.equal(alone[:1], again),
-        f"the local optimiser {name} remembers: a client's direction must not depend on whoever was trained before it.",
+        f"the local optimizer {name} keeps state: a client's direction must not depend on clients trained before it.",
     )

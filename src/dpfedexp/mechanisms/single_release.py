@@ -1,4 +1,4 @@
-"""One vector of one person through a local mechanism, outside any run."""
+"""Local privacy for one vector, outside of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpfedexp.accounting.events import Event, Sampling
 from dpfedexp.core import clipping
 from dpfedexp.core.noise import Streams, SystemStreams
 from dpfedexp.errors import InputError, checked, is_count, is_number, require
-from dpfedexp.mechanisms.base import Terms
+from dpfedexp.mechanisms.base import MechanismSpec
 from dpfedexp.mechanisms.registry import mechanism_class
 
 SHORT = {"gaussian": "local-gaussian"}
@@ -22,8 +22,8 @@ SHORT = {"gaussian": "local-gaussian"}
 
 @checked
 @dataclass(frozen=True)
-class Private:
-    """What may leave the person's machine, and what it cost.
+class PrivateVector:
+    """A privatized vector, and what it cost.
 
     Attributes:
         vector: the unbiased estimate of the clipped vector, in the shape and kind that came in.
@@ -52,21 +52,21 @@ def privatize(
     noise_multiplier: float | None = None,
     times: int = 1,
     seed: int | None = None,
-) -> Private:
-    """The vector as it may be shown to anybody: clipped to a ball, randomised, unbiased for the clipped vector.
+) -> PrivateVector:
+    """Clip and randomize one vector with a local mechanism. The result is unbiased for the clipped vector.
 
-    Formal guarantee: whatever the vector is, the report is (ε, δ)-indistinguishable from the report of any other; without a seed
+    Formal guarantee: the report is (ε, δ)-indistinguishable from the report of any other vector; without a seed
     its noise lies on a lattice and comes from the operating system, so no bit of the vector is left in the last digits.
 
     Args:
         vector: one person's, of any shape: a tensor, a numpy array or a list of numbers.
         clip: C, the norm that it is shortened to where it is longer; a public number.
         epsilon: what `times` reports of this person may cost together; or give `noise_multiplier`.
-        delta: δ of that promise. PrivUnit's is 0 whatever is given.
+        delta: δ of that promise. With PrivUnit it is 0.
         mechanism: "gaussian" or "privunit", or any local mechanism by its name.
         noise_multiplier: the standard deviation of Gaussian noise over C, in place of `epsilon`.
         times: how many reports the promise is for.
-        seed: for simulations only: noise from a seed protects nobody.
+        seed: for simulations only: noise from a seed gives no privacy.
 
     Returns:
         The report, with the ε that this one cost.
@@ -91,13 +91,13 @@ def privatize(
     require(is_number(clip), f"clip is {clip!r}; it must be a positive number.")
     clipping.check_radius("clip", clip)
     require(is_count(times), f"times is {times!r}; it must be a positive whole number.")
-    require((epsilon is None) != (noise_multiplier is None), "epsilon and noise_multiplier: give exactly one of them.")
+    require((epsilon is None) != (noise_multiplier is None), "pass exactly one of epsilon and noise_multiplier.")
     family = mechanism_class(SHORT.get(mechanism, mechanism))
     require(
         family.is_local and family.kind != "none",
         f"mechanism is {mechanism!r}, which protects a sum and not one vector; take 'gaussian' or 'privunit'.",
     )
-    terms = Terms(
+    spec = MechanismSpec(
         clip=clip,
         noise_multiplier=noise_multiplier,
         target_epsilon=epsilon,
@@ -106,13 +106,13 @@ def privatize(
         rounds=times,
         secure=seed is None,
     )
-    family.check_terms(terms)
-    bound = family.bound(terms)
+    family.check_spec(spec)
+    bound = family.bound(spec)
     noise = SystemStreams().at("report", 0) if seed is None else Streams(seed).at("report", 0)
     report = bound.randomize(clipping.clip(row, clip), torch.zeros(1, dtype=torch.int64), noise)
     shown = bound.estimate(report).reshape(values.shape).to(kind)
     event = bound.event(Sampling())
     cost = guarantee(event, 1, delta)
-    return Private(
+    return PrivateVector(
         shown.numpy() if isinstance(vector, np.ndarray) else shown, cost.epsilon_round, cost.delta_round, event
     )

@@ -13,9 +13,9 @@ from dpfedexp.files import finite, replace_text
 from dpfedexp.report.document import Claim, Section, Table
 from reproduction.suite import table
 from reproduction.suite.contenders import CONTENDERS, DELTA
-from reproduction.suite.plan import HEADLINE, LEADING, RIVALS, Size, best_rate, grid
 from reproduction.suite.problem import Problem
 from reproduction.suite.problems import PROBLEMS
+from reproduction.suite.suite_plan import HEADLINE, LEADING, RIVALS, Size, best_rate, grid
 from reproduction.suite.table import Cell, Difference, Gap, Lookup
 
 CHART, GRID_CHART = "suite-epsilon", "suite-rates"
@@ -130,7 +130,7 @@ def _series(name: str, cells: dict[float, Cell]) -> list[Series]:
     contender, y = CONTENDERS[name], [one.mean for one in shown.values()]
     low = [one.mean - one.error for one in shown.values()]
     high = [one.mean + one.error for one in shown.values()]
-    return [Series(contender.label, list(shown), y, low, high, contender.colour, dashed=name not in HEADLINE)]
+    return [Series(contender.label, list(shown), y, low, high, contender.color, dashed=name not in HEADLINE)]
 
 
 def _over_rates(rates: dict[Problem, float], size: Size, lookup: Lookup) -> Chart:
@@ -140,10 +140,10 @@ def _over_rates(rates: dict[Problem, float], size: Size, lookup: Lookup) -> Char
         for name, epsilon in (("fedavg", LEADING), *(("safe", epsilon) for epsilon in size.epsilons)):
             runs = {run[0].lr: table.values(run, lookup) for run in grid(problem, name, epsilon, size)}
             points = {lr: fmean(found) for lr, found in runs.items() if lr is not None and found}
-            label, colour = f"{CONTENDERS[name].label}, ε = {epsilon:g}", CONTENDERS[name].colour
+            label, color = f"{CONTENDERS[name].label}, ε = {epsilon:g}", CONTENDERS[name].color
             if points:
-                shown = colour if epsilon == LEADING else ""
-                series.append(Series(label, list(points), list(points.values()), colour=shown, dashed=not shown))
+                shown = color if epsilon == LEADING else ""
+                series.append(Series(label, list(points), list(points.values()), color=shown, dashed=not shown))
         panels.append(_panel(problem, "local rate", series))
     return Chart(
         GRID_CHART,
@@ -170,7 +170,7 @@ def _below(series: Series, top: float) -> Series:
 
     x = [series.x[at] for at in kept]
     return Series(
-        series.name, x, pick(series.y) or [], pick(series.low), pick(series.high), series.colour, series.dashed
+        series.name, x, pick(series.y) or [], pick(series.low), pick(series.high), series.color, series.dashed
     )
 
 
@@ -214,7 +214,7 @@ def curves(rates: dict[Problem, float], size: Size, lookup: Lookup) -> dict[str,
                 "contenders": [
                     {
                         "label": CONTENDERS[name].label,
-                        "colour": CONTENDERS[name].colour,
+                        "color": CONTENDERS[name].color,
                         "server_rates": len(CONTENDERS[name].server_rates),
                         "points": points,
                     }

@@ -127,7 +127,7 @@ class SuiteRun:
 
 
 def value(problem: Problem, result: Result) -> float:
-    """The compared number of a finished run: accuracy in per cent, or loss; the worst possible where the run diverged."""
+    """The compared number of a finished run: accuracy in percent, or loss; the worst possible where the run diverged."""
     found = result["finals"][f"test_{problem.metric}"]
     if found is None:
         return 0.0 if problem.higher_is_better else math.inf
@@ -234,7 +234,7 @@ def fingerprint(problem: Problem, folders: Folders) -> str | None:
 
     None for made-up data, which the problem's name and the seed decide up to rounding.
     """
-    if problem.made_up:
+    if problem.synthetic:
         return None
     loaded = _loaded(problem.name, 0, folders)
     digest = hashlib.sha256()

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpfedexp import Federation, InputError, LocalOptimiser, Sgd, train
-from dpfedexp.data.synthetic import Generated
+from dpfedexp import Federation, InputError, LocalOptimizer, Sgd, train
+from dpfedexp.data.synthetic import GeneratedClients
 from tests.trainers.shared import PRIVATE, Made, one_round, secured, simulated, updates
 
 COUNT, HOSTILE, ROWS = 13, 3, 6
@@ -84,17 +84,17 @@ class Tied(nn.Module):
         return self.head(h) + self.decoder(h)[:, :3]
 
 
-@pytest.mark.parametrize("trainer", ["loop", "vectorised"])
+@pytest.mark.parametrize("trainer", ["loop", "vectorized"])
 def test_a_module_that_writes_its_parameters_writes_its_own_copy(trainer):
     """It moved the clipped sum by 23.6 C."""
     local = BOUNDED if trainer != "loop" else UNBOUNDED
     assert unmoved(Tied, federation("words"), trainer=trainer, local=local) == ""
 
 
-def test_a_module_that_writes_its_parameters_trains_alike_vectorised_and_one_by_one():
+def test_a_module_that_writes_its_parameters_trains_alike_vectorized_and_one_by_one():
     """In a simulation too: 0.65 against 34.6 before."""
     clients = federation("words")(False)
-    found = [one_round(simulated(Tied(), clients, BOUNDED, trainer)) for trainer in ("loop", "vectorised")]
+    found = [one_round(simulated(Tied(), clients, BOUNDED, trainer)) for trainer in ("loop", "vectorized")]
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
@@ -112,7 +112,7 @@ def flipped(x):
     return torch.where(torch.rand(len(x), 1) < 0.5, -x, x) + 0.1 * torch.randn_like(x)
 
 
-@pytest.mark.parametrize(("trainer", "local"), [("loop", UNBOUNDED), ("tiled-vectorised", BOUNDED), ("fast", BOUNDED)])
+@pytest.mark.parametrize(("trainer", "local"), [("loop", UNBOUNDED), ("tiled-vectorized", BOUNDED), ("fast", BOUNDED)])
 def test_a_transform_that_draws_takes_each_clients_own_stream(trainer, local):
     """It moved the clipped sum by 5.2 to 6.7 C: a client that left or failed shifted all later draws."""
     assert unmoved(net, federation(transform=flipped), trainer=trainer, local=local) == ""
@@ -139,7 +139,7 @@ def test_a_transform_that_leaves_torch_is_refused_in_a_secure_run_and_is_each_cl
     clients = federation(transform=transform)(False)
     found = [
         one_round(simulated(net(), clients, BOUNDED, trainer, chunk_size=chunk, seed=3))
-        for trainer, chunk in (("vectorised", 5), ("loop", COUNT))
+        for trainer, chunk in (("vectorized", 5), ("loop", COUNT))
     ]
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
@@ -152,7 +152,7 @@ def rarely_mixing(x):
     return x + torch.where((x > 20).any(), x.amax(0, keepdim=True), torch.zeros(1, x.shape[1]))
 
 
-@pytest.mark.parametrize(("transform", "trainer"), [(mixing, "loop"), (rarely_mixing, "vectorised"), (mixing, "fast")])
+@pytest.mark.parametrize(("transform", "trainer"), [(mixing, "loop"), (rarely_mixing, "vectorized"), (mixing, "fast")])
 def test_a_transform_that_mixes_rows_mixes_those_of_one_client(transform, trainer):
     """It moved the clipped sum by up to 20.8 C, and by 4.4 C where it mixed rare values only."""
     assert unmoved(net, federation(transform=transform), trainer=trainer) == ""
@@ -167,7 +167,7 @@ def generated(hostile: bool, transform=mixing):
         drawn = torch.from_numpy(np.random.normal(size=5)).float() + torch.randn(5)
         return x + x.amax(0).amax(0) + drawn, targets[torch.from_numpy(ids)]
 
-    return Generated(COUNT, ROWS, make, transform=transform)
+    return GeneratedClients(COUNT, ROWS, make, transform=transform)
 
 
 def test_generated_clients_are_asked_for_one_at_a_time():
@@ -232,7 +232,7 @@ def test_state_that_acts_in_the_backward_pass_alone_is_refused(how):
 
 
 @dataclass(frozen=True)
-class RarelyCoupled(LocalOptimiser):
+class RarelyCoupled(LocalOptimizer):
     """Mixes clients only where one of them has a very large gradient."""
 
     @property
@@ -244,7 +244,7 @@ class RarelyCoupled(LocalOptimiser):
         return moments["m"] + torch.where(gradient.abs().max() > 5, gradient.mean(0, keepdim=True), 0.0)
 
 
-@pytest.mark.parametrize("trainer", ["loop", "vectorised", "fast"])
+@pytest.mark.parametrize("trainer", ["loop", "vectorized", "fast"])
 def test_an_optimizer_of_ones_own_sees_one_client_at_a_time(trainer):
     assert unmoved(net, federation(), local=RarelyCoupled(lr=0.1, steps=3, max_examples=8), trainer=trainer) == ""
 
@@ -264,7 +264,7 @@ def test_clients_whose_rows_come_from_code_with_state_are_refused(kind):
             more = float(numbers.normal()) if kind == "generator" else 0.01 * len(calls)
             return inputs[torch.from_numpy(ids)] + more, targets[torch.from_numpy(ids)]
 
-        return Generated(COUNT, ROWS, make)
+        return GeneratedClients(COUNT, ROWS, make)
 
     assert "asked twice" in unmoved(net, clients_of)
 
@@ -296,7 +296,7 @@ def test_a_client_whose_rows_can_not_be_read_is_not_named_and_stops_no_other(pla
             raise ValueError("patient 4711 has no scan")
         return torch.ones(len(ids), ROWS, 5), torch.zeros(len(ids), ROWS, dtype=torch.int64)
 
-    clients = Generated(COUNT, ROWS, make)
+    clients = GeneratedClients(COUNT, ROWS, make)
     found = one_round(secured(net(), clients, BOUNDED))
     assert ((found != 0).any(1) == (torch.arange(COUNT) != place)).all()
     run = train(net(), clients, PRIVATE, local=BOUNDED, rounds=1, secure=True, progress=False, out=tmp_path / "run")
@@ -327,11 +327,11 @@ class Places(nn.Module):
 @pytest.mark.parametrize(
     ("how", "trainer"),
     [
-        ("torch.embedding", "vectorised"),
+        ("torch.embedding", "vectorized"),
         ("aten.embedding", "loop"),
-        ("aten.embedding", "vectorised"),
+        ("aten.embedding", "vectorized"),
         ("index_fill", "loop"),
-        ("index_fill", "vectorised"),
+        ("index_fill", "vectorized"),
         ("as_strided", "auto"),
     ],
 )
@@ -345,7 +345,7 @@ def test_places_outside_a_clients_own_tensor_reach_no_other(how, trainer):
         return Federation.from_clients(held)
 
     sentence = unmoved(lambda: Places(how), clients, trainer=trainer)
-    refused = how == "as_strided" or (trainer == "vectorised" and how in ("index_fill", "aten.embedding"))
+    refused = how == "as_strided" or (trainer == "vectorized" and how in ("index_fill", "aten.embedding"))
     assert bool(sentence) is refused
 
 
@@ -460,7 +460,7 @@ def test_a_transform_that_was_given_many_rows_is_the_same_one_for_few():
     assert torch.equal(rest(False, remembers()), rest(True, remembers()))
 
 
-def test_whether_a_transform_is_vectorised_does_not_follow_from_one_clients_size():
+def test_whether_a_transform_is_vectorized_does_not_follow_from_one_clients_size():
     """`vmap` refused the rows of the first client, and all others were then computed one by one, which rounds otherwise."""
     mixed = torch.randn(5, 5, generator=torch.Generator().manual_seed(1))
 

@@ -26,7 +26,7 @@ def regression(spread: float, seed: int, clients: int = CLIENTS) -> Loaded:
     """Linear regression: client i has the optimum w* + spread·g_i, with w* and g_i ~ N(0, I/50) in 50 dimensions.
 
     Inputs are standard normal and the clients' targets are exact. The test set asks for the least-squares solution over all
-    clients' rows; noise of standard deviation 0.3 on its targets keeps the test loss above 0.045, so that a few per cent of it
+    clients' rows; noise of standard deviation 0.3 on its targets keeps the test loss above 0.045, so that a few percent of it
     mean something.
     """
     rng = generator(seed)
@@ -123,14 +123,14 @@ def classification(spread: float, seed: int, clients: int = CLIENTS, rows: int =
     Dirichlet(0.3). The test set has equal classes around μ_c itself, the middle of all clients.
     """
     rng = generator(seed)
-    centres = SEPARATION * rng.standard_normal((CLASSES, INPUTS))
+    centers = SEPARATION * rng.standard_normal((CLASSES, INPUTS))
     mixes = rng.dirichlet(np.full(CLASSES, 0.3), size=clients)
     labels = np.stack([rng.choice(CLASSES, size=rows, p=mix) for mix in mixes])
     own = spread * SEPARATION * rng.standard_normal((clients, CLASSES, INPUTS))
-    means = centres[labels] + np.take_along_axis(own, labels[..., None], axis=1)
+    means = centers[labels] + np.take_along_axis(own, labels[..., None], axis=1)
     inputs = (means + rng.standard_normal(means.shape)).astype(np.float32)
     asked = np.arange(TEST_ROWS) % CLASSES
-    held_out = (centres[asked] + rng.standard_normal((TEST_ROWS, INPUTS))).astype(np.float32)
+    held_out = (centers[asked] + rng.standard_normal((TEST_ROWS, INPUTS))).astype(np.float32)
     owners = np.repeat(np.arange(clients), rows)
     federation = Federation.from_arrays(inputs.reshape(-1, INPUTS), labels.reshape(-1).astype(np.uint8), owners)
     model = models.build("mlp", seed, inputs=INPUTS, hidden=32, classes=CLASSES)

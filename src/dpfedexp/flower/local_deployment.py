@@ -1,4 +1,4 @@
-"""A whole Flower deployment on loopback: SuperLink, SuperNodes, certificates and keys, started and stopped as one.
+"""A local Flower deployment for testing: SuperLink, SuperNodes, certificates and keys, started and stopped together.
 
 The SuperLink is `dpfedexp superlink`: nodes reach a port that serves them and nothing else, and `flwr run` another one.
 
@@ -50,20 +50,20 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""What keeps Flower and Ray from talking to anybody."""
+"""Environment variables that disable the telemetry of Flower and Ray."""
 
 
 def program(name: str) -> str:
     """A program of Flower's, beside this Python or on the path."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
+    sibling = Path(sys.executable).with_name(name)
+    found = str(sibling) if sibling.exists() else shutil.which(name)
     if found is None:
         raise InputError(f"the program {name!r} was not found; install Flower with: pip install 'dpfedexp[flower]'.")
     return found
 
 
 class Deployment:
-    """Use as a context manager; everything that was started is stopped at its end, whatever happened.
+    """A context manager that starts the deployment and stops it on exit.
 
     Args:
         folder: keys, certificates, Flower's own home and the logs: one file per process.
@@ -161,7 +161,7 @@ class Deployment:
         }
         command = [program("flower-supernode")]
         if _GUARD in config:
-            config[_GUARD] = str(self._own_guard(index, Path(str(config[_GUARD]))))
+            config[_GUARD] = str(self._copy_guard(index, Path(str(config[_GUARD]))))
         if self.enforce:
             command = [*_OURS, "node", "--guard", str(config.pop(_GUARD)), "--poll", "0.5"]
         text = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
@@ -178,8 +178,8 @@ class Deployment:
         self.supernodes.append(process)
         return process
 
-    def _own_guard(self, index: int, guard: Path) -> Path:
-        """A copy without the id, because every node is a holder of its own; what it has spent is found beside it."""
+    def _copy_guard(self, index: int, guard: Path) -> Path:
+        """Copy the guard file without its id, because every node has its own ledger, in a file beside the copy."""
         own = guard.with_name(f"{guard.stem}.node{index}{guard.suffix}")
         text = "".join(line for line in guard.read_text(encoding="utf-8").splitlines(True) if not _ID.match(line))
         if self.enforce and self.apps and not _APPS.search(text):
@@ -193,7 +193,7 @@ class Deployment:
         return ["superlink", *(f"supernode{number}" for number in range(self.nodes))]
 
     def failed(self) -> str | None:
-        """Which process has ended although nobody stopped it."""
+        """The process that ended unexpectedly; None while all run."""
         started = [("flower-superlink", self.superlink), *((f"supernode{i}", p) for i, p in enumerate(self.supernodes))]
         for name, process in started:
             if process is not None and process.poll() is not None:
@@ -294,7 +294,7 @@ def stop_running(folder: Path, seconds: float = 60.0) -> bool:
     known = find_running(folder)
     if known is None:
         return (folder / _STATE).exists() and _stop_leftovers(folder / _STATE)
-    require("pid" in known, "the nodes are just being started; try again in a moment.")
+    require("pid" in known, "the nodes are still starting; try again in a moment.")
     os.kill(known["pid"], signal.SIGTERM)
     deadline = time.monotonic() + seconds
     while find_running(folder) is not None:

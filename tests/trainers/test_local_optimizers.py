@@ -1,4 +1,4 @@
-"""A local optimiser is one class: those of tests/optimisers.py give torch.optim's updates whichever trainer runs them, at rates of
+"""A local optimizer is one class: those of tests/optimizers.py give torch.optim's updates whichever trainer runs them, at rates of
 their own or of the call, and one that breaks its contract is refused before a round is paid for."""
 
 import math
@@ -10,14 +10,14 @@ import torch
 
 import dpfedexp
 from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
-from dpfedexp.core.local import schedule
+from dpfedexp.core.local_optimizer import schedule
 from dpfedexp.core.noise import Streams
-from dpfedexp.trainers.apart import check_optimiser
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
-from dpfedexp.trainers.steps import ByVmap, Steps, Vectorised
+from dpfedexp.trainers.per_client import check_optimizer
+from dpfedexp.trainers.steps import ByVmap, Steps, Vectorized
 from tests.engine.plain import cases, plain_update
-from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
+from tests.optimizers import AdamW, Bounded, Cosine, HeavyBall
 from tests.trainers.shared import PRIVATE, recorded, sampled, simulated, updates
 
 SIZES = [5, 2, 7, 1]
@@ -25,22 +25,22 @@ MODEL, SAMPLER = cases()["cnn"]
 SETTINGS = {"lr": 0.05, "epochs": 3, "batch_size": 2, "proximal": 0.3}
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
 # The floor eps is large so that a gradient's last bit does not decide which way a step goes.
-OPTIMISERS = {
+OPTIMIZERS = {
     "nesterov with decay": (
         HeavyBall(**SETTINGS, nesterov=True, weight_decay=0.1),
-        {"optimiser": partial(SGD, momentum=0.8, nesterov=True, weight_decay=0.1)},
+        {"optimizer": partial(SGD, momentum=0.8, nesterov=True, weight_decay=0.1)},
     ),
-    "adamw": (AdamW(**SETTINGS), {"optimiser": partial(ADAMW, betas=(0.9, 0.99), eps=1e-3, weight_decay=0.05)}),
+    "adamw": (AdamW(**SETTINGS), {"optimizer": partial(ADAMW, betas=(0.9, 0.99), eps=1e-3, weight_decay=0.05)}),
     "bounded": (Bounded(**SETTINGS), {"bound": 0.2}),
     "cosine": (Cosine(**SETTINGS), {}),
-    "sgd's momentum": (Sgd(**SETTINGS, momentum=0.9), {"optimiser": partial(SGD, momentum=0.9)}),
+    "sgd's momentum": (Sgd(**SETTINGS, momentum=0.9), {"optimizer": partial(SGD, momentum=0.9)}),
     "sgd's nesterov with decay": (
         Sgd(**SETTINGS, momentum=0.7, nesterov=True, weight_decay=0.2),
-        {"optimiser": partial(SGD, momentum=0.7, nesterov=True, weight_decay=0.2)},
+        {"optimizer": partial(SGD, momentum=0.7, nesterov=True, weight_decay=0.2)},
     ),
     "the library's adamw": (
         dpfedexp.AdamW(**SETTINGS, beta2=0.98, eps=1e-3),
-        {"optimiser": partial(ADAMW, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.01)},
+        {"optimizer": partial(ADAMW, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.01)},
     ),
     "sgd's bound": (Sgd(**SETTINGS, clip_gradient=0.15), {"bound": 0.15}),
     "schedule": (
@@ -51,13 +51,13 @@ OPTIMISERS = {
 TRAINERS = {
     **{
         name: (name, lambda run: run.trainer)
-        for name in ("loop", "vectorised", "fast", "tiled-vectorised", "tiled-loop")
+        for name in ("loop", "vectorized", "fast", "tiled-vectorized", "tiled-loop")
     },
-    "stepped vmap": ("vectorised", lambda run: Steps(run.task, "", ByVmap(Vectorised(run.task).gradients.program))),
-    "recorded vmap": ("vectorised", recorded),
+    "stepped vmap": ("vectorized", lambda run: Steps(run.task, "", ByVmap(Vectorized(run.task).gradients.program))),
+    "recorded vmap": ("vectorized", recorded),
     "recorded program": ("fast", lambda run: recorded(run, run.trainer._trainer().core)),
 }
-PAIRS = [(name, list(TRAINERS)[number % len(TRAINERS)]) for number, name in enumerate(OPTIMISERS)]
+PAIRS = [(name, list(TRAINERS)[number % len(TRAINERS)]) for number, name in enumerate(OPTIMIZERS)]
 PAIRS += [("adamw", trainer) for trainer in TRAINERS]
 
 
@@ -86,32 +86,32 @@ def expected(clients):
         assert len(set(plan.steps.tolist())) > 2, "clients must stand still at different steps"
         return torch.stack(rows)
 
-    return {name: updates(*given) for name, given in OPTIMISERS.items()}
+    return {name: updates(*given) for name, given in OPTIMIZERS.items()}
 
 
 @pytest.mark.parametrize(("name", "trainer"), dict.fromkeys(PAIRS))
-def test_an_optimiser_of_ones_own_gives_torchs_updates_in_every_trainer(name, trainer, clients, expected):
+def test_an_optimizer_of_ones_own_gives_torchs_updates_in_every_trainer(name, trainer, clients, expected):
     """Uneven mini-batches, the proximal pull and SCAFFOLD's correction at once. Float32 after up to twelve steps: 2e-5 of the
     largest entry. The third call replays what the second recorded, so memory of another round would show."""
     base, make = TRAINERS[trainer]
-    run = simulated(MODEL, clients, OPTIMISERS[name][0], base)
+    run = simulated(MODEL, clients, OPTIMIZERS[name][0], base)
     found = updates(run, make(run), 1, 3 if "recorded" in trainer else 1, correction())
     torch.testing.assert_close(found, expected[name], rtol=0.0, atol=2e-5 * float(expected[name].abs().max()))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("trainer", ["fast", "recorded-vectorised"])
+@pytest.mark.parametrize("trainer", ["fast", "recorded-vectorized"])
 @pytest.mark.parametrize("name", ["adamw", "bounded", "schedule"])
 def test_a_gpus_recordings_give_torchs_updates_too(name, trainer, clients, expected):
     """CUDA graphs hold the moments and the clock; 1e-4 of the largest entry, because a GPU sums in another order."""
-    run = simulated(MODEL, clients, OPTIMISERS[name][0], trainer, device="cuda")
+    run = simulated(MODEL, clients, OPTIMIZERS[name][0], trainer, device="cuda")
     w, every = run.task.layout.read(MODEL).float().cuda(), torch.arange(len(SIZES))
     for _ in range(3):
         found = run.trainer(w, every, run.plan(every, 1), 1, correction().cuda()).cpu()
         torch.testing.assert_close(found, expected[name], rtol=0.0, atol=1e-4 * float(expected[name].abs().max()))
 
 
-def test_the_optimisers_differ_by_more_than_the_tolerance(expected):
+def test_the_optimizers_differ_by_more_than_the_tolerance(expected):
     rows = [*expected.values()]
     for i, one in enumerate(rows):
         for other in rows[:i]:
@@ -128,7 +128,7 @@ def test_moments_count_towards_the_memory_of_a_client(clients):
     assert adam.tile(10**6) < plain.tile(10**6)
 
 
-def test_what_an_optimiser_lacks_is_a_sentence(clients):
+def test_what_an_optimizer_lacks_is_a_sentence(clients):
     with pytest.raises(InputError, match=r"dp_scaffold divides updates by .* which AdamW does not have; use Sgd\."):
         train(
             MODEL, clients, dpfedexp.dp_scaffold(clip=1.0, noise_multiplier=1.0), local=AdamW(lr=0.1, steps=2), rounds=1
@@ -139,7 +139,7 @@ def test_what_an_optimiser_lacks_is_a_sentence(clients):
 
 
 def test_one_client_takes_torchs_steps_to_a_millionth():
-    """A smooth loss of a few parameters, so that only the optimiser rounds: 1e-6 with torch's own defaults for AdamW."""
+    """A smooth loss of a few parameters, so that only the optimizer rounds: 1e-6 with torch's own defaults for AdamW."""
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(9, 3, generator=generator), torch.randn(9, 1, generator=generator)
     torch.manual_seed(0)
@@ -156,8 +156,8 @@ def test_one_client_takes_torchs_steps_to_a_millionth():
 
 def test_a_schedules_rates_are_those_of_its_rounds(clients):
     """Three rounds under a schedule are three runs of one round at its rates; 1e-6 for the model's float32 in between."""
-    schedule = dpfedexp.CosineRate(rounds=4, floor=0.1, warm_up=1)
-    options = {"rounds": 1, "progress": False, "execution": Execution(device="cpu", trainer="vectorised")}
+    schedule = dpfedexp.CosineRate(rounds=4, final_share=0.1, warm_up=1)
+    options = {"rounds": 1, "progress": False, "execution": Execution(device="cpu", trainer="vectorized")}
     model = MODEL
     for number in (1, 2, 3):
         local = Sgd(lr=0.2 * schedule.share(number), steps=2)
@@ -171,15 +171,15 @@ def test_a_schedules_rates_are_those_of_its_rounds(clients):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Sgd(lr=0.1, steps=1, momentum=1.0), r"local momentum is 1\.0; it must be a number from 0 and below 1"),
+        (lambda: Sgd(lr=0.1, steps=1, momentum=1.0), r"local momentum is 1\.0; it must be a number in \[0, 1\)"),
         (lambda: Sgd(lr=0.1, steps=1, weight_decay=-1.0), "weight_decay is -1"),
         (lambda: Sgd(lr=0.1, steps=1, clip_gradient=0.0), "clip_gradient is 0"),
         (lambda: Sgd(lr=0.1, steps=1, schedule="cosine"), "must be a schedule such as CosineRate"),
-        (lambda: Sgd(lr="auto", steps=1, schedule=dpfedexp.CosineRate(rounds=3)), "a rate that sets itself has none"),
+        (lambda: Sgd(lr="auto", steps=1, schedule=dpfedexp.CosineRate(rounds=3)), "a number for lr or no schedule"),
         (lambda: dpfedexp.AdamW(lr=0.1, steps=1, beta1=1.0), "beta1 is 1"),
         (lambda: dpfedexp.AdamW(lr=0.1, steps=1, eps=0.0), "eps is 0"),
-        (lambda: dpfedexp.CosineRate(), "over how many rounds"),
-        (lambda: dpfedexp.CosineRate(rounds=3, floor=2.0), "floor is 2"),
+        (lambda: dpfedexp.CosineRate(), "schedule rounds is 0"),
+        (lambda: dpfedexp.CosineRate(rounds=3, final_share=2.0), "final_share is 2"),
         (lambda: dpfedexp.StepRate(every=2, factor=0.0), "factor is 0"),
         (lambda: dpfedexp.RateSchedule(warm_up=-1), "warm_up is -1"),
         (lambda: Sgd(lr=0.1, steps=1, momentum=0.5).tau_eta_l(3), "with momentum does not have; leave momentum out"),
@@ -199,7 +199,7 @@ def test_schedules_have_the_shares_that_they_say():
         1.0,
         0.1,
     ]
-    cosine = dpfedexp.CosineRate(rounds=10, floor=0.2)
+    cosine = dpfedexp.CosineRate(rounds=10, final_share=0.2)
     torch.testing.assert_close(
         torch.tensor([cosine.share(t) for t in (1, 6, 11, 50)]), torch.tensor([1.0, 0.6, 0.2, 0.2]), rtol=0, atol=1e-6
     )
@@ -224,7 +224,7 @@ def at_own_rates(name):
     [
         *(("adamw", trainer) for trainer in TRAINERS),
         *(("sgd", trainer) for trainer in ("fast", "recorded program")),
-        ("heavy ball", "vectorised"),
+        ("heavy ball", "vectorized"),
         ("bounded", "recorded vmap"),
     ],
 )
@@ -238,7 +238,7 @@ def test_each_client_goes_at_its_own_rate_in_every_trainer(name, trainer, client
 
 
 def made(direction):
-    return dataclass(frozen=True)(type("Own", (dpfedexp.LocalOptimiser,), {"direction": direction}))(lr=0.1, steps=6)
+    return dataclass(frozen=True)(type("Own", (dpfedexp.LocalOptimizer,), {"direction": direction}))(lr=0.1, steps=6)
 
 
 def late(self, w, gradient, moments, clock):
@@ -268,12 +268,12 @@ BROKEN = {
 @pytest.mark.parametrize("sentence", BROKEN)
 def test_a_direction_that_breaks_the_contract_is_refused(sentence):
     with pytest.raises(InputError, match=sentence):
-        check_optimiser(made(BROKEN[sentence]))
+        check_optimizer(made(BROKEN[sentence]))
 
 
 @pytest.mark.parametrize("kind", [Sgd, HeavyBall, AdamW, Bounded, Cosine])
-def test_an_honest_optimiser_passes(kind):
-    check_optimiser(kind(lr=0.1, steps=5))
+def test_an_honest_optimizer_passes(kind):
+    check_optimizer(kind(lr=0.1, steps=5))
 
 
 def test_nothing_is_charged_for_a_run_that_is_refused(tmp_path):
@@ -284,14 +284,14 @@ def test_nothing_is_charged_for_a_run_that_is_refused(tmp_path):
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-def test_an_optimiser_without_a_direction_is_one_sentence():
-    with pytest.raises(InputError, match=r"does not say which way a step goes; give it a method direction"):
-        check_optimiser(dpfedexp.LocalOptimiser(lr=0.1, steps=1))
+def test_an_optimizer_without_a_direction_is_one_sentence():
+    with pytest.raises(InputError, match=r"has no method direction"):
+        check_optimizer(dpfedexp.LocalOptimizer(lr=0.1, steps=1))
 
 
 @pytest.fixture(scope="module")
 def asked():
-    simulation = simulated(MODEL, sampled(SAMPLER, SIZES), Sgd(lr=0.1, steps=1), "vectorised")
+    simulation = simulated(MODEL, sampled(SAMPLER, SIZES), Sgd(lr=0.1, steps=1), "vectorized")
     w, clients = simulation.task.layout.read(simulation.task.model).float(), simulation.task.clients
     return clients, simulation, w, 0.1 * torch.randn(len(clients), len(w), generator=torch.Generator().manual_seed(3))
 

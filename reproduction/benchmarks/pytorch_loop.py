@@ -24,15 +24,15 @@ def plain_round(
     start = _trained(model)
     total = torch.zeros_like(start)
     local = copy.deepcopy(model)
-    optimiser = torch.optim.SGD([p for p in local.parameters() if p.requires_grad], lr=lr)
+    optimizer = torch.optim.SGD([p for p in local.parameters() if p.requires_grad], lr=lr)
     size = batch or x.shape[1]
     for inputs, targets in zip(x, y, strict=True):
         local.load_state_dict(model.state_dict())
         for step in range(steps):
             first = step * size % len(inputs)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(local(inputs[first : first + size]), targets[first : first + size]).backward()
-            optimiser.step()
+            optimizer.step()
         update = _trained(local) - start
         total += update * min(1.0, clip / float(update.norm()))
     return (total + noise * clip * torch.randn_like(total)) / len(x)

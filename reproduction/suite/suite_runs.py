@@ -23,9 +23,9 @@ from reproduction.paper.results import record as provenance
 from reproduction.paper.results import record as recording
 from reproduction.paper.results.planned import Result
 from reproduction.paper.results.record import FILE, RESULTS_VERSION, Record, key
-from reproduction.suite.plan import LEADING, Size, SuiteRun, best_rate, fingerprint, grid, stages
 from reproduction.suite.problem import Folders, Problem
 from reproduction.suite.problems import PROBLEMS
+from reproduction.suite.suite_plan import LEADING, Size, SuiteRun, best_rate, fingerprint, grid, stages
 
 SECTION = "suite"
 

@@ -1,6 +1,6 @@
-"""Algorithm 3, the local update: a client's batches, the protocol of a local optimiser, the optimisers, schedules of their rate.
+"""Algorithm 3, the local update: a client's batches, the protocol of a local optimizer, the optimizers, schedules of their rate.
 
-A client takes τ steps w ← w − η_l·direction. A `Schedule` says on which of its rows, for a whole chunk of clients. An optimiser
+A client takes τ steps w ← w − η_l·direction. A `Schedule` says on which of its rows, for a whole chunk of clients. An optimizer
 says the direction, over tensors with a leading client dimension. The rest is the same for all: the proximal pull and SCAFFOLD's
 correction are added to the gradient before, and a client that has taken all its steps stands still (`trainers/steps.py`).
 """
@@ -22,7 +22,7 @@ from dpfedexp.errors import InputError, checked, is_count, is_number, require
 
 
 class Batching:
-    """The settings that a schedule is made from, for settings classes that have these four fields (`LocalOptimiser`)."""
+    """The settings of a schedule: a base class for settings with these four fields."""
 
     steps: int | None
     epochs: int | None
@@ -33,7 +33,7 @@ class Batching:
         """Raises `InputError` unless the fields are counts, and exactly one of `steps` and `epochs` is given."""
         require(
             (self.steps is None) != (self.epochs is None),
-            f"local steps is {self.steps} and epochs is {self.epochs}; give exactly one of them.",
+            f"local steps is {self.steps} and epochs is {self.epochs}; pass exactly one of them.",
         )
         for name in ("steps", "epochs", "batch_size", "max_examples"):
             value = getattr(self, name)
@@ -53,7 +53,7 @@ class Batching:
 
     @property
     def shape_is_public(self) -> bool:
-        """Whether the shape of a client's batches follows from these settings alone, whatever the clients hold."""
+        """Whether the shape of a client's batches depends on these settings alone, and not on the clients' data."""
         return self.max_examples is not None or (self.steps is not None and self.batch_size is not None)
 
 
@@ -79,7 +79,7 @@ class Schedule:
 
     @property
     def uneven(self) -> bool:
-        """Whether some clients may stand still before the others are done."""
+        """Whether some clients may finish before others."""
         return self.most is not None or bool((self.steps != self.steps[0]).any())
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def schedule(
     Padding repeats a row of the client: it has weight 0, and its loss is finite whenever the client's own is.
 
     Args:
-        local: the clients' optimiser, or anything else that says how many steps and batches.
+        local: the clients' optimizer, or anything else that says how many steps and batches.
         sizes: [n] how many rows each client holds.
         generator_of: the row's own generator, from which its shuffles are drawn; rows are asked for one after the other.
         public: whether shapes follow from `local` alone, so that nothing about one client's batches depends on how much the
@@ -135,7 +135,7 @@ def schedule(
     for row, (size, keep, count) in enumerate(zip(sizes.tolist(), used.tolist(), steps.tolist(), strict=True)):
         generator = generator_of(row)
         # Rows that fit into one batch are taken in their order, as above: what a client computes must not depend on which of the
-        # two ways its neighbours ask for.
+        # two ways its neighbors ask for.
         whole = keep == size and keep <= b
         order = np.arange(size) if whole else generator.permutation(size)[:keep]
         held = order if keep < size else np.arange(size)
@@ -191,7 +191,7 @@ class RateSchedule:
 @checked
 @dataclass(frozen=True)
 class CosineRate(RateSchedule):
-    """Falls along half a cosine from `lr` in the first round towards `floor`·lr, which it has after `rounds` rounds.
+    """Falls along half a cosine from `lr` in the first round towards `final_share`·lr, which it has after `rounds` rounds.
 
     >>> [round(CosineRate(rounds=4).share(number), 3) for number in (1, 3, 5, 9)]
     [1.0, 0.5, 0.0, 0.0]
@@ -199,20 +199,20 @@ class CosineRate(RateSchedule):
     Attributes:
         warm_up: rounds before it in which the rate rises to `lr`.
         rounds: how many rounds the fall takes; usually the run's less the warm-up.
-        floor: the share of `lr` that stays.
+        final_share: the share of `lr` that stays.
     """
 
     rounds: int = 0
-    floor: float = 0.0
+    final_share: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(is_count(self.rounds), f"schedule rounds is {self.rounds!r}; say over how many rounds the rate falls.")
-        _check("schedule floor", self.floor, lambda x: 0 <= x <= 1, "a number from 0 and at most 1")
+        require(is_count(self.rounds), f"schedule rounds is {self.rounds!r}; it must be a positive whole number.")
+        _check("schedule final_share", self.final_share, lambda x: 0 <= x <= 1, "a number in [0, 1]")
 
     def after(self, round: int) -> float:
         way = min(round - 1, self.rounds) / self.rounds
-        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * way))
+        return self.final_share + (1 - self.final_share) * 0.5 * (1 + math.cos(math.pi * way))
 
 
 @checked
@@ -234,8 +234,8 @@ class StepRate(RateSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(is_count(self.every), f"schedule every is {self.every!r}; say for how many rounds the rate stays.")
-        _check("schedule factor", self.factor, lambda x: 0 < x <= 1, "a number above 0 and at most 1")
+        require(is_count(self.every), f"schedule every is {self.every!r}; it must be a positive whole number.")
+        _check("schedule factor", self.factor, lambda x: 0 < x <= 1, "a number in (0, 1]")
 
     def after(self, round: int) -> float:
         return float(self.factor ** ((round - 1) // self.every))
@@ -246,16 +246,16 @@ SCHEDULES: dict[str, type[RateSchedule]] = {"constant": RateSchedule, "cosine": 
 
 
 Moments = dict[str, Tensor]
-"""What an optimiser remembers of a parameter from step to step, by name; each is shaped like the parameter, [n, …]."""
+"""What an optimizer remembers of a parameter from step to step, by name; each is shaped like the parameter, [n, …]."""
 Count = TypeVar("Count", float, Tensor)
-TORCH = {
+OPTIMIZER_HINTS = {
     "learning_rate": "lr=0.1",
-    "params": "nothing for it: the optimiser gets every client's own parameters",
+    "params": "nothing for it: the optimizer gets every client's own parameters",
     "betas": "beta1=0.9, beta2=0.999",
     "lr_scheduler": "schedule=CosineRate(rounds=50)",
     "max_grad_norm": "clip_gradient=1.0",
 }
-"""What people know from elsewhere, and how it is written here."""
+"""Hints for arguments of torch.optim that have another name here."""
 
 
 @dataclass(frozen=True)
@@ -279,15 +279,15 @@ def as_rows(values: Tensor, like: Tensor) -> Tensor:
 
 @checked
 @dataclass(frozen=True)
-class LocalOptimiser(Batching):
-    """What a client does in a round: how many steps on which batches, and which way a step goes.
+class LocalOptimizer(Batching):
+    """A local optimizer: the number of local steps, their batches, and the direction of a step.
 
-    A new optimiser is one frozen dataclass that inherits from this one and says `direction`. All trainers and the Flower clients
-    then take it; a line in `OPTIMISERS` gives it a name in configuration files.
+    A new optimizer is one frozen dataclass that inherits from this one and says `direction`. All trainers and the Flower clients
+    then take it; a line in `OPTIMIZERS` gives it a name in configuration files.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
-    ... class HeavyBall(LocalOptimiser):
+    ... class HeavyBall(LocalOptimizer):
     ...     momentum: float = 0.9
     ...
     ...     @property
@@ -327,7 +327,7 @@ class LocalOptimiser(Batching):
         if self.lr != "auto":
             _check("local lr", self.lr, lambda x: 0 < x < math.inf, "a positive number or 'auto'")
         self.check_batching()
-        _check("local proximal", self.proximal, lambda x: x >= 0, "a number that is not negative")
+        _check("local proximal", self.proximal, lambda x: x >= 0, "a non-negative number")
         if (bound := self.clip_gradient) is not None:
             _check("local clip_gradient", bound, lambda x: 0 < x < math.inf, "a positive number, or None for no bound")
         require(
@@ -336,12 +336,12 @@ class LocalOptimiser(Batching):
         )
         require(
             self.schedule is None or not self.automatic,
-            "local lr is 'auto' beside a schedule; a rate that sets itself has none: give lr a number, or leave schedule out.",
+            "local lr is 'auto' with a schedule; use either a number for lr or no schedule.",
         )
 
     @property
     def automatic(self) -> bool:
-        """Whether the rate sets itself (`local_rate`)."""
+        """Whether the rate is chosen automatically (`local_rate`)."""
         return self.lr == "auto"
 
     @property
@@ -352,20 +352,20 @@ class LocalOptimiser(Batching):
         return self.lr
 
     def at(self, rate: float) -> Self:
-        """The same optimiser at a rate."""
+        """The same optimizer at a rate."""
         return replace(self, lr=rate)
 
     def in_round(self, round: int) -> Self:
-        """The same optimiser at the rate of a round, which are counted from 1, without a schedule."""
+        """The same optimizer at the rate of a round, which are counted from 1, without a schedule."""
         if self.schedule is None:
             return self
-        # A schedule may end at zero, which is no rate of an optimiser: the smallest number stands for it.
+        # A schedule may end at zero, which is no rate of an optimizer: the smallest number stands for it.
         rate = max(self.rate * self.schedule.share(round), torch.finfo(torch.float32).tiny)
         return replace(self, lr=rate, schedule=None)
 
     @property
     def moment_names(self) -> tuple[str, ...]:
-        """The moments of every parameter that `direction` gets: zero when a round begins, gone when it ends."""
+        """The moments of every parameter that `direction` gets: zero at the start of every round."""
         return ()
 
     @property
@@ -375,13 +375,13 @@ class LocalOptimiser(Batching):
 
     @property
     def needs_all_gradients(self) -> bool:
-        """Whether `joined` needs the gradients of all parameters before any of them moves."""
+        """Whether `combine_gradients` needs the gradients of all parameters before any of them moves."""
         return self.clip_gradient is not None
 
-    def joined(self, gradients: Params) -> Params:
+    def combine_gradients(self, gradients: Params) -> Params:
         """The gradients that `direction` gets, by name, from those of all parameters, which are not to be changed in place.
 
-        Asked only of an optimiser that `needs_all_gradients`.
+        Asked only of an optimizer that `needs_all_gradients`.
         """
         if self.clip_gradient is None:
             return gradients
@@ -391,7 +391,7 @@ class LocalOptimiser(Batching):
         return {name: gradient * as_rows(factor, gradient) for name, gradient in gradients.items()}
 
     def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
-        """Which way the clients go: the trainer alone then does w ← w − η_l·direction.
+        """The direction of a step. The trainer then computes w ← w − η_l·direction.
 
         A client's row may depend on its own rows of the arguments only. No shape and no branch may depend on a tensor's values,
         because on a GPU the operations are recorded once and replayed.
@@ -407,14 +407,14 @@ class LocalOptimiser(Batching):
             The direction, [n, …]; it may be one of the arguments.
         """
         raise InputError(
-            f"the local optimiser {type(self).__name__} does not say which way a step goes; give it a method "
-            "direction(w, gradient, moments, clock), or use Sgd."
+            f"the local optimizer {type(self).__name__} has no method direction(w, gradient, moments, clock); define it, or use "
+            "Sgd."
         )
 
     def tau_eta_l(self, tau: Count) -> Count:
         """τη_l: how far τ steps take a client along a gradient that stays the same, per unit of that gradient.
 
-        DP-SCAFFOLD divides an update by it to get the client's mean gradient, and refuses an optimiser that has no such number.
+        DP-SCAFFOLD divides an update by it to get the client's mean gradient, and refuses an optimizer that has no such number.
         `tau` is a number of steps or a tensor of them.
         """
         raise InputError(
@@ -423,9 +423,9 @@ class LocalOptimiser(Batching):
         )
 
 
-@checked(instead=TORCH)
+@checked(hints=OPTIMIZER_HINTS)
 @dataclass(frozen=True)
-class Sgd(LocalOptimiser):
+class Sgd(LocalOptimizer):
     """Gradient steps: `steps` of them, or `epochs` passes; full batch unless `batch_size` says otherwise.
 
     With the fields below it takes the steps of `torch.optim.SGD`. What it remembers of earlier steps does not outlive the round.
@@ -445,12 +445,12 @@ class Sgd(LocalOptimiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("local momentum", self.momentum, lambda x: 0 <= x < 1, "a number from 0 and below 1")
+        _check("local momentum", self.momentum, lambda x: 0 <= x < 1, "a number in [0, 1)")
         require(
             not self.nesterov or self.momentum > 0,
             "local nesterov is True without momentum; give momentum too, such as momentum=0.9.",
         )
-        _check("local weight_decay", self.weight_decay, lambda x: 0 <= x < math.inf, "a number that is not negative")
+        _check("local weight_decay", self.weight_decay, lambda x: 0 <= x < math.inf, "a non-negative number")
 
     @property
     def moment_names(self) -> tuple[str, ...]:
@@ -495,9 +495,9 @@ def FedProx(
     return Sgd(lr=lr, steps=steps, epochs=epochs, batch_size=batch_size, proximal=mu, max_examples=max_examples)
 
 
-@checked(instead=TORCH)
+@checked(hints=OPTIMIZER_HINTS)
 @dataclass(frozen=True)
-class AdamW(LocalOptimiser):
+class AdamW(LocalOptimizer):
     """The steps of `torch.optim.AdamW`, with weight decay apart from the gradient. Its moments do not outlive the round.
 
     >>> AdamW(lr=0.001, steps=10).weight_decay
@@ -518,9 +518,9 @@ class AdamW(LocalOptimiser):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("beta1", "beta2"):
-            _check(f"local {name}", getattr(self, name), lambda x: 0 <= x < 1, "a number from 0 and below 1")
+            _check(f"local {name}", getattr(self, name), lambda x: 0 <= x < 1, "a number in [0, 1)")
         _check("local eps", self.eps, lambda x: x > 0, "a positive number")
-        _check("local weight_decay", self.weight_decay, lambda x: 0 <= x < math.inf, "a number that is not negative")
+        _check("local weight_decay", self.weight_decay, lambda x: 0 <= x < math.inf, "a non-negative number")
 
     @property
     def moment_names(self) -> tuple[str, ...]:
@@ -535,5 +535,5 @@ class AdamW(LocalOptimiser):
         return way + self.weight_decay * w if self.weight_decay else way
 
 
-OPTIMISERS: dict[str, type[LocalOptimiser]] = {"sgd": Sgd, "adamw": AdamW}
-"""The local optimisers by the names that configuration files use."""
+OPTIMIZERS: dict[str, type[LocalOptimizer]] = {"sgd": Sgd, "adamw": AdamW}
+"""The local optimizers by the names that configuration files use."""
