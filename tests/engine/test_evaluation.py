@@ -117,11 +117,11 @@ def test_a_client_holds_out_its_share_and_one_with_few_rows_none():
 )
 def test_a_crash_in_a_measurement_costs_no_round_and_asks_nothing_twice(tmp_path, monkeypatch, moment, secure):
     whole = run_of(secure=secure, out=tmp_path / "whole", evaluate_every=2)
-    name = "ask" if moment == "before the charge" else "amend"
+    name = "ask" if moment == "before the charge" else "add_to_last_record"
     inner = getattr(Engine if name == "ask" else OpenRun, name)
 
     def dies(self, *given):
-        if name == "amend" or given[0].purpose == EVALUATION:
+        if name == "add_to_last_record" or given[0].purpose == EVALUATION:
             raise KeyboardInterrupt
         return inner(self, *given)
 
