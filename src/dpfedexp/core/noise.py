@@ -5,8 +5,8 @@ not depend on the chunk size, the device, the number of ranks, or on where it wa
 Philox: the key is (seed, purpose), the counter starts at (place, client, round, lane), so no two streams ever meet. Noise is drawn
 on the CPU and moved, because that is what makes a GPU run equal a CPU run.
 
-A run that protects data draws from the operating system through ChaCha20, a generator whose output nobody can continue or turn
-back. Its sums and its noise are whole numbers of steps on one lattice, so that no low bit of a release tells what it was added to.
+A run that protects data draws from the operating system through ChaCha20, whose output can not be predicted or run backwards.
+Its sums and its noise are whole numbers of steps on one lattice, so that no low bit of a release tells what it was added to.
 The step is a power of two, so dividing by it and multiplying with it are exact. Values are truncated toward zero, so a vector in
 the ball of radius C stays in it. float64 is exact below 2⁵³, and `check_room` refuses anything that could come near.
 
