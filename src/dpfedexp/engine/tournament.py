@@ -63,7 +63,8 @@ def candidates_of(given: Sequence[Candidate | nn.Module | LocalOptimizer | Algor
     found = []
     require(
         isinstance(given, Sequence) and 2 <= len(given) <= MOST_CANDIDATES,
-        f"candidates is {given!r}; it must be a list of 2 to {MOST_CANDIDATES} candidates.",
+        f"candidates is a {type(given).__name__}{f' of {len(given)}' if isinstance(given, Sequence) else ''}; it must be a list of "
+        f"2 to {MOST_CANDIDATES} candidates.",
     )
     for one in given:
         fields = [name for kind, name in kinds.items() if isinstance(one, kind)]
@@ -111,16 +112,18 @@ def compared(
     phases = phases_of(len(candidates), rounds)
     follows: dict[int, tuple[int, float]] = {}
     leaders: dict[Any, int] = {}
+    keys = [(id(one.model), one.local, one.algorithm) for one in candidates]
     automatic = [(one.local or local).automatic for one in candidates]
     for number, one in enumerate(candidates):
-        key = (id(one.model), one.local, one.algorithm)
+        key = keys[number]
         leader = leaders.setdefault(key, number)
         require(
             one.rate == 1.0 or automatic[number],
             f"candidate {one.label!r} has a factor on the rate, which is not voted on; give local.",
         )
+        same = [n for n in range(number) if keys[n] == key and candidates[n].rate == one.rate]
+        require(not same, f"candidates {candidates[(same or [0])[0]].label!r} and {one.label!r} are the same.")
         if leader != number or one.rate != 1.0:
-            require(automatic[number], f"candidates {candidates[leader].label!r} and {one.label!r} are the same.")
             follows[number] = (leader, one.rate)
     require(
         all(leader not in follows for leader, _ in follows.values()),
