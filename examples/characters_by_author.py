@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfedexp import Federation, Sgd, cdp_fedexp, train
+from dpfedexp import Execution, Federation, Sgd, cdp_fedexp, train
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,"
 """A public alphabet; what is not in it is a space."""
@@ -59,8 +59,8 @@ def main(small: bool = False, folder: str | None = None) -> float:
         local=Sgd(lr=1.0, momentum=0.5, steps=5),
         rounds=3 if small else 25,
         loss="cross-entropy",
-        test=(np.concatenate([x for x, _ in test]), np.concatenate([y for _, y in test])),
-        progress=not small,
+        evaluate=(np.concatenate([x for x, _ in test]), np.concatenate([y for _, y in test])),
+        execution=Execution(progress=not small),
     )
     accuracy = run.history[-1]["test_accuracy"]
     print(f"next characters right: {accuracy:.1%} on authors who took no part, ε = {run.privacy.epsilon_total:.3f}")

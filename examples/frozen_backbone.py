@@ -8,7 +8,7 @@ import sys
 import torch
 from torch import nn
 
-from dpfedexp import Federation, fit
+from dpfedexp import Execution, Federation, fit
 from dpfedexp.accounting import noise
 
 
@@ -38,8 +38,8 @@ def main(small: bool = False) -> float:
         Federation.from_clients([images(4 if small else 8) for _ in range(count)]),
         epsilon=8.0,
         rounds=3 if small else 25,
-        test=images(400),
-        progress=not small,
+        evaluate=images(400),
+        execution=Execution(progress=not small),
     )
     accuracy = run.history[-1]["test_accuracy"]
     whole, head = sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model[1].parameters())

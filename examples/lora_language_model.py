@@ -11,7 +11,7 @@ import sys
 import torch
 from torch import nn
 
-from dpfedexp import AdamW, Federation, cdp_fedexp, train
+from dpfedexp import AdamW, Execution, Federation, cdp_fedexp, train
 from dpfedexp.accounting import noise
 
 try:
@@ -106,8 +106,8 @@ def main(small: bool = False) -> tuple[float, float]:
         local=AdamW(lr=0.01, steps=4),
         rounds=rounds,
         loss="cross-entropy",
-        test=sentences(200, [3], generator),
-        progress=not small,
+        evaluate=sentences(200, [3], generator),
+        execution=Execution(progress=not small),
     )
     z = noise(8.0, rounds=rounds, delta=1e-5)
     print(f"Trained: {adapters:,} adapter parameters beside {whole:,} frozen ones.")

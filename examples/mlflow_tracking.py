@@ -23,7 +23,7 @@ def main(small: bool = False) -> int:
     model = torch.nn.Sequential(torch.nn.Linear(5, 1), torch.nn.Flatten(0))
     test = torch.randn(200, 5)
     sink = MLflow(tracking_uri=(Path.cwd() / "mlruns").as_uri())
-    run = fit(model, clients, epsilon=8.0, rounds=4, test=(test, test @ truth), on_round=sink, progress=False)
+    run = fit(model, clients, epsilon=8.0, rounds=4, evaluate=(test, test @ truth), on_round=sink)
     kept = mlflow.MlflowClient().get_metric_history(sink.run_id, "test_loss")
     print(f"{len(kept)} rounds in MLflow, ε = {run.privacy.epsilon_total:.3f}")
     return len(kept)

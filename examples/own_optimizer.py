@@ -36,9 +36,7 @@ def main(small: bool = False) -> dict[str, float]:
     losses = {}
     for local in (Sgd(lr=0.05, steps=10), SignDescent(lr=0.02, steps=10)):
         algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
-        run = train(
-            model, clients, algorithm, local=local, rounds=5 if small else 30, test=(test, test @ truth), progress=False
-        )
+        run = train(model, clients, algorithm, local=local, rounds=5 if small else 30, evaluate=(test, test @ truth))
         losses[type(local).__name__] = run.history[-1]["test_loss"]
         print(
             f"{type(local).__name__:12} test loss {losses[type(local).__name__]:.4f}, ε = {run.privacy.epsilon_total:.3f}"

@@ -10,7 +10,7 @@ import sys
 import torch
 from torch import nn
 
-from dpfedexp import AdamW, Federation, cdp_fedexp, train
+from dpfedexp import AdamW, Execution, Federation, cdp_fedexp, train
 
 
 class Films(nn.Module):
@@ -56,8 +56,8 @@ def main(small: bool = False) -> float:
         local=AdamW(lr=0.03, steps=10),
         rounds=3 if small else 25,
         loss="mse",
-        test=(inputs, torch.cat([y for _, y in held_out])),
-        progress=not small,
+        evaluate=(inputs, torch.cat([y for _, y in held_out])),
+        execution=Execution(progress=not small),
     )
     first, last = run.history[0]["test_r2"], run.history[-1]["test_r2"]
     print(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from dpfedexp import Federation, fit
+from dpfedexp import Execution, Federation, fit
 
 
 def visits(users: int, seed: int = 0) -> pd.DataFrame:
@@ -36,8 +36,8 @@ def main(small: bool = False) -> float:
         clients,
         epsilon=8.0,
         rounds=5 if small else None,
-        test=(test[features].to_numpy(np.float32), test.returned.to_numpy()),
-        progress=not small,
+        evaluate=(test[features].to_numpy(np.float32), test.returned.to_numpy()),
+        execution=Execution(progress=not small),
     )
     print(run)
     return run.history[-1]["test_accuracy"]

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import torch
 
-from dpfedexp import Federation, Full, cdp_fedexp, fit
+from dpfedexp import Execution, Federation, Full, cdp_fedexp, fit
 from dpfedexp.engine.advice import preflight
 from dpfedexp.engine.plan import Plan
 
@@ -45,8 +45,8 @@ def main(small: bool = False) -> float:
         clients,
         epsilon=8.0,
         rounds=5 if small else 30,
-        test=(measurements[held_out], returned[held_out]),
-        progress=not small,
+        evaluate=(measurements[held_out], returned[held_out]),
+        execution=Execution(progress=not small),
     )
     accuracy = run.history[-1]["test_accuracy"]
     print(

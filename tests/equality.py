@@ -35,6 +35,8 @@ from torch import nn
 
 import dpfedexp as dp
 from dpfedexp.accounting import guarantee
+from dpfedexp.algorithms.algorithm import with_aggregation
+from tests.arguments import arguments
 
 Found = dict[str, Any]
 
@@ -129,8 +131,8 @@ OPTIONS: dict[str, Found] = {
     "Poisson": {"participation": dp.Poisson(0.5)},
     "FixedSize": {"participation": dp.FixedSize(6)},
     "larger cohort": {"participation": dp.FixedSize(6), "noise_cohort": 60},
-    "two-party": {"aggregation": "two-party"},
-    "one-sided": {"aggregation": "two-party-one-sided"},
+    "two-party": {"algorithm": with_aggregation(ALGORITHMS["cdp_fedexp"], "two-party")},
+    "one-sided": {"algorithm": with_aggregation(ALGORITHMS["cdp_fedexp"], "two-party-one-sided")},
     "AdamW": {"local": dp.AdamW(lr=0.01, **STEPS)},
     "momentum": {"local": dp.Sgd(lr=0.1, **STEPS, momentum=0.9, nesterov=True, weight_decay=0.01)},
     "FedProx": {"local": dp.FedProx(lr=0.1, mu=0.1, **STEPS)},
@@ -173,7 +175,7 @@ def runs() -> Found:
     clients = dp.Federation.from_clients([(x[i, : 4 + i % 4], y[i, : 4 + i % 4]) for i in range(12)])
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
-    common: Found = {"test": (x[0], y[0]), "progress": False, "seed": 5, "rounds": 3}
+    common: Found = {"test": (x[0], y[0]), "seed": 5, "rounds": 3}
     plain: Found = {"algorithm": ALGORITHMS["cdp_fedexp"], "local": dp.Sgd(lr=0.1, **STEPS)}
     choices = {name: {**plain, "algorithm": one} for name, one in ALGORITHMS.items()}
     choices["cdp_fedexp add-remove"]["population"] = 15
@@ -183,15 +185,16 @@ def runs() -> Found:
         execution = dp.Execution(device="cpu", trainer=trainer, chunk_size=5)
         try:
             with known_entropy():
-                run = dp.train(model, clients, **given, execution=execution, secure=secure, **common)
+                run = dp.train(
+                    model, clients, **arguments({**given, "execution": execution, "secure": secure, **common})
+                )
             found[f"{name}, {trainer}, secure={secure}"] = bits(run)
         except dp.InputError as error:
             found[f"{name}, {trainer}, secure={secure}"] = str(error)
     who: dict[str, Found] = {"everybody": {}, "Poisson": {"participation": dp.Poisson(0.5)}}
-    who["add-remove"] = {"adjacency": "add-remove", "population": 12}
     for name, epsilon in itertools.product(who, (1.0, 8.0, 30.0)):
         execution = dp.Execution(device="cpu", trainer="fast", chunk_size=5)
-        run = dp.fit(model, clients, epsilon=epsilon, execution=execution, **common, **who[name])
+        run = dp.fit(model, clients, epsilon=epsilon, **arguments({"execution": execution, **common, **who[name]}))
         found[f"fit, {name}, epsilon={epsilon}"] = {**bits(run), "choices": run.privacy.choices}
     return found
 

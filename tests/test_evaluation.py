@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from dpfedexp import Federation, Sgd, fedavg, train
 from dpfedexp.errors import InputError
 from dpfedexp.evaluation import auc, on_test_set
+from tests.arguments import arguments
 
 MODEL = nn.Identity()
 """Inputs are the outputs, so that a test says what a model answers."""
@@ -177,9 +178,9 @@ def test_a_regression_without_privacy_ends_where_scikit_learns_does(kind, loss, 
     flat, answers = x.flatten(0, 1), y.flatten()
     exact = regression(C=np.inf, tol=1e-10, max_iter=1000) if kind == "Logistic" else regression()
     fitted = exact.fit(flat.double(), answers)
-    clients, options = Federation.from_clients(list(zip(x, y, strict=True))), {"progress": False, "device": "cpu"}
+    clients, options = Federation.from_clients(list(zip(x, y, strict=True))), {"execution": "cpu"}
     options |= {"local": Sgd(lr=rate, steps=1), "rounds": rounds, "evaluate_every": rounds, "test": (flat, answers)}
-    run = train(nn.Linear(3, 1), clients, fedavg(), loss=loss, **options)
+    run = train(nn.Linear(3, 1), clients, fedavg(), loss=loss, **arguments(options))
     np.testing.assert_allclose(run.model.weight.detach().numpy().ravel(), np.ravel(fitted.coef_), rtol=1e-3)
     score = run.history[-1]["test_r2" if kind == "Linear" else "test_accuracy"]
     assert score == pytest.approx(fitted.score(flat.double(), answers), abs=1e-5)

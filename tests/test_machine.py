@@ -54,7 +54,6 @@ def test_clients_train_without_subnormals_and_leave_none_of_it_behind(trainer, c
         local=Sgd(lr=1024.0, steps=1),
         rounds=1,
         execution=Execution(trainer=trainer),
-        progress=False,
     )
     assert halves()
     assert float(run.model.weight.detach().abs().max()) < 2.0**-126

@@ -28,6 +28,7 @@ from dpfedexp import (
 from dpfedexp.accounting import epsilon, noise
 from dpfedexp.cli import main
 from dpfedexp.mechanisms import privatize
+from tests.arguments import arguments
 
 RAW = (
     "Traceback",
@@ -48,9 +49,9 @@ def clients(targets=LABELS, inputs=X) -> Federation:
 
 
 def trained(model=None, federation=None, algorithm=None, **options):
-    settings = {"local": Sgd(lr=0.1, steps=2), "rounds": 1, "progress": False, "device": "cpu", **options}
+    settings = {"local": Sgd(lr=0.1, steps=2), "rounds": 1, "execution": "cpu", **options}
     algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0) if algorithm is None else algorithm
-    return train(nn.Linear(3, 3) if model is None else model, federation or clients(), algorithm, **settings)
+    return train(nn.Linear(3, 3) if model is None else model, federation or clients(), algorithm, **arguments(settings))
 
 
 def measured(**options):
@@ -160,15 +161,25 @@ LOSSES = {
         "one output for every target",
         "(b, 3)",
     ),
-    "half a test set": (lambda: trained(test=(X,)), "test is a tuple of 1; it must be a pair (inputs, targets)"),
-    "a loader as test set": (lambda: trained(test=DataLoader(TensorDataset(X))), "test is a DataLoader", "a pair"),
+    "half a test set": (
+        lambda: trained(evaluate=(X,)),
+        "evaluate is a tuple of 1; it must be a pair (inputs, targets)",
+    ),
+    "a loader as test set": (
+        lambda: trained(evaluate=DataLoader(TensorDataset(X))),
+        "evaluate is a DataLoader",
+        "a pair",
+    ),
     "a metric by name": (lambda: measured(metrics="f1"), "metrics is a str; it must be a dict such as"),
     "a metric per example": (
         lambda: measured(metrics={"o": lambda o, y: o}),
         "metrics['o'] returned a Tensor",
         "one number",
     ),
-    "metrics of nothing": (lambda: trained(metrics={"o": lambda o, y: 0.0}), "give test=(inputs, targets)"),
+    "metrics of nothing": (
+        lambda: dpfedexp.Evaluation("clients", metrics={"o": max}),
+        "Evaluation((inputs, targets), metrics=…)",
+    ),
     "an evaluation that is no dict": (
         lambda: trained(evaluate=lambda m: 0.3),
         "evaluate returned a float",
@@ -223,11 +234,11 @@ RUNS = {
         "which is not measured. Did you mean 'test_loss'?",
     ),
     "a file as folder": (lambda: trained(out=__file__), "is a file; name a new folder with out"),
-    "resume from nowhere": (lambda: trained(resume=True), "resume is True, but no folder was given"),
+    "resume": (lambda: trained(resume=True), "train has no argument 'resume'. Write the same out"),
     "nothing to load": (lambda: Run.load("nowhere"), "the folder 'nowhere' does not exist; pass the folder of a run"),
     "fit with a class": (lambda: fit(nn.Linear, clients()), "model is the class Linear", "pass an instance, Linear(…)"),
     "fit with rows": (lambda: fit(nn.Linear(3, 3), [(X, LABELS)]), "clients is a list", "Federation.from_clients(…)"),
-    "fit with target_epsilon": (lambda: fit(nn.Linear(3, 3), clients(), target_epsilon=8.0), "Did you mean 'epsilon'?"),
+    "fit with target_epsilon": (lambda: fit(nn.Linear(3, 3), clients(), target_epsilon=8.0), "Write epsilon=8.0"),
     "a plot of one metric": (lambda: measured().plot("test_loss"), "plot takes 0 arguments"),
 }
 ROOMS = {"model": MODELS, "data": DATA, "loss": LOSSES, "optimizer": OPTIMIZERS, "privacy": PRIVACY, "run": RUNS}
@@ -263,8 +274,6 @@ def test_a_model_unlike_the_trained_one_is_named_by_its_first_difference(tmp_pat
     check_sentence(
         str(caught.value), ("'bias' is of shape (4,) in the model and of shape (3,)", "the same architecture")
     )
-    with pytest.raises(InputError, match="is not empty; name a new one with out or resume with resume=True"):
-        trained(out=tmp_path / "run")
 
 
 def test_a_callback_that_fails_keeps_its_error_and_says_where_the_rounds_are(tmp_path):
@@ -277,9 +286,9 @@ def test_a_callback_that_fails_keeps_its_error_and_says_where_the_rounds_are(tmp
     with pytest.raises(OSError, match="the disk is full") as caught:
         trained(model, rounds=3, out=tmp_path / "run", on_round=full)
     assert caught.value.__notes__ == [
-        f"The rounds so far are in {str(tmp_path / 'run')!r}; pass resume=True to resume."
+        f"The rounds so far are in {str(tmp_path / 'run')!r}; make the same call again to resume."
     ]
-    assert len(trained(model, rounds=3, out=tmp_path / "run", resume=True).history) == 3
+    assert len(trained(model, rounds=3, out=tmp_path / "run").history) == 3
 
 
 DOUBTS = {
@@ -337,7 +346,6 @@ TYPED = {
     "train run.toml --set run.rounds=ten": ("run.rounds is 'ten'; it must be a valid integer",),
     "train run.toml --set run.loss=mes": ("'mes', which does not exist. Did you mean 'mse'?",),
     "train broken.toml": ("'broken.toml' is not valid TOML", "Expected ']'"),
-    "train run.toml --resume": ("--resume needs --out, the folder",),
     "sweep run.toml --grid algorithm.clip=": ("it must look like algorithm.clip=0.1,0.3,1",),
     "sweep run.toml --grid algorithm.clip=a,b": ("algorithm.clip is 'a'; it must be a valid number or 'adaptive'",),
     "report nowhere": ("'nowhere' does not exist; name one that a run",),

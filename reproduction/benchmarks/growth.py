@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dpfedexp import Execution, Federation, Sgd, cdp_fedexp, train
+from dpfedexp import Execution, Federation, OnAdvice, Sgd, cdp_fedexp, train
 from reproduction.benchmarks.measure import measure, peak_memory
 
 HERE = Path(__file__).resolve().parent
@@ -63,9 +63,7 @@ def by_rounds(rounds: int, device: str) -> list[dict[str, Any]]:
             rounds=rounds,
             execution=Execution(device=device),
             out=Path(folder) / "run",
-            progress=False,
-            on_round=on_round,
-            on_advice=lambda advice: None,
+            on_round=[on_round, OnAdvice(lambda advice: None)],
         )
     return rows
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dpfedexp import OnAdvice
 from dpfedexp.errors import InputError
 from reproduction.benchmarks import networks
 from reproduction.benchmarks.workloads import Workload, workload
@@ -81,9 +82,7 @@ def _ours(
         rounds=50,
         execution=Execution(device=device, **options),
         secure=secure,
-        progress=False,
-        on_round=on_round,
-        on_advice=lambda advice: None,
+        on_round=[on_round, OnAdvice(lambda advice: None)],
     )
     used = [after - before for before, after in itertools.pairwise(cpu)]
     return [record["seconds"] for record in run.history][-rounds:], used[-rounds:], run.trainer

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from dpfedexp import Execution, Federation, Sgd, cdp_fedexp, train
+from dpfedexp import Execution, Federation, OnAdvice, Sgd, cdp_fedexp, train
 from dpfedexp.accounting import Ledger
 from dpfedexp.engine import runner, simulated
 from dpfedexp.engine.open_run import OpenRun
@@ -83,12 +83,10 @@ def whole_run(name: str, clients: int, rounds: int, device: str, precision: str)
             cdp_fedexp(clip=0.3, noise_multiplier=5.0),
             local=Sgd(lr=work.lr, steps=work.steps, batch_size=work.batch),
             rounds=rounds + 3,
-            test=(x[:20].flatten(0, 1), y[:20].flatten(0, 1)),
+            evaluate=(x[:20].flatten(0, 1), y[:20].flatten(0, 1)),
             execution=Execution(device=device, precision=precision),
             out=Path(folder) / "run",
-            progress=False,
-            on_round=on_round,
-            on_advice=lambda advice: None,
+            on_round=[on_round, OnAdvice(lambda advice: None)],
         )
     seconds = statistics.median(b - a for a, b in itertools.pairwise(ends[3:]))
     return seconds, {key: statistics.median(part.get(key, 0.0) for part in parts[3:]) for key in parts[-1]}

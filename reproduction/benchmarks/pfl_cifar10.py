@@ -25,7 +25,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfedexp import Execution, Federation, FixedSize, Poisson, Sgd, dp_fedavg, fedavg, train
+from dpfedexp import (
+    Evaluation,
+    Execution,
+    Federation,
+    FixedSize,
+    LargerCohort,
+    OnAdvice,
+    Poisson,
+    Sgd,
+    dp_fedavg,
+    fedavg,
+    train,
+)
 from dpfedexp.data.data_sets import DATA_SETS
 from reproduction.benchmarks.networks import build
 
@@ -58,7 +70,6 @@ def noise_multiplier(given: argparse.Namespace) -> float | None:
 def ours(given: argparse.Namespace, clients: Federation, test: Any, z: float | None) -> dict[str, Any]:
     began = time.perf_counter()
     sampled = Poisson(COHORT / CLIENTS) if given.sampling == "poisson" else FixedSize(COHORT)
-    larger = {"noise_cohort": NOISE_COHORT, "population": POPULATION} if given.private else {}
     algorithm = dp_fedavg(clip=CLIP, noise_multiplier=z, delta=DELTA, adjacency="add-remove") if z else fedavg()
     run = train(
         build("pfl_cifar_net", given.seed),
@@ -66,14 +77,10 @@ def ours(given: argparse.Namespace, clients: Federation, test: Any, z: float | N
         algorithm,
         local=Sgd(lr=0.1, epochs=1, batch_size=10),
         rounds=given.rounds,
-        seed=given.seed,
-        participation=sampled,
-        test=test,
-        evaluate_every=given.evaluate_every,
-        execution=Execution(device=given.device, precision=given.precision, trainer=given.trainer),
-        progress=False,
-        on_advice=lambda advice: None,
-        **larger,
+        execution=Execution(device=given.device, precision=given.precision, trainer=given.trainer, seed=given.seed),
+        participation=LargerCohort(sampled, NOISE_COHORT, POPULATION) if given.private else sampled,
+        evaluate=Evaluation(test, every=given.evaluate_every),
+        on_round=OnAdvice(lambda advice: None),
     )
     seconds = [record["seconds"] for record in run.history]
     measured = [(record["round"], record["test_accuracy"]) for record in run.history if "test_accuracy" in record]

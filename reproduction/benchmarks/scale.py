@@ -59,7 +59,7 @@ def synthetic(clients: int, mechanism: str, memory: str) -> dict[str, Any]:
         "privunit": ldp_fedexp(clip=0.3, mechanism="privunit"),
     }[mechanism]
     local = Sgd(lr=0.003, steps=20)
-    given = {"local": local, "rounds": 1, "progress": False, "execution": Execution(device="cpu", memory=memory)}
+    given = {"local": local, "rounds": 1, "execution": Execution(device="cpu", memory=memory, progress=False)}
     run = train(linear_regression(100), streamed(clients, 100), algorithm, **given)
     return {
         "clients": clients,
@@ -77,7 +77,7 @@ def resnet(clients: int) -> dict[str, Any]:
     x, y = work.data(clients)
     whole = Federation.from_clients(zip(x[:, :2], y[:, :2], strict=True))
     algorithm = cdp_fedexp(clip=0.3, noise_multiplier=5.0)
-    run = train(work.build(), whole, algorithm, local=Sgd(lr=0.1, steps=1), rounds=1, device="cpu", progress=False)
+    run = train(work.build(), whole, algorithm, local=Sgd(lr=0.1, steps=1), rounds=1, execution="cpu")
     return {"clients": clients, "trainer": run.trainer, "round_seconds": run.history[0]["seconds"]}
 
 

@@ -74,7 +74,7 @@ def _step_sizes(setting: str, clients: int, seed: int) -> dict[str, float]:
     federation = synthetic_regression(clients, dimension, seed).federation
     algorithm = settings.build_algorithm()
     simulation, _ = prepare(
-        linear_regression(dimension), federation, algorithm, local=settings.build_local(), rounds=1, device="cpu"
+        linear_regression(dimension), federation, algorithm, local=settings.build_local(), rounds=1, execution="cpu"
     )
     everyone = torch.arange(clients)
     plan = schedule(settings.build_local(), federation.sizes, lambda row: Streams(seed).at("batches", 1).generator(row))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -13,6 +13,7 @@ from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedadam, dp_fedavg
 from dpfedexp.core.local_optimizer import LocalOptimizer, Sgd
 from dpfedexp.core.step_size import Step
 from dpfedexp.engine.advice import silence
+from dpfedexp.engine.stopping import OnAdvice
 from dpfedexp.engine.train import train
 from dpfedexp.errors import InputError
 from dpfedexp.trainers.execution import Execution
@@ -96,11 +97,9 @@ def trained(
 ) -> tuple[nn.Module, list[dict[str, Any]], Any]:
     """The trained model, the history of its rounds, and the privacy statement."""
     common: dict[str, Any] = {
-        "seed": seed,
-        "execution": execution,
+        "execution": replace(execution, seed=seed, progress=False),
         "loss": loaded.loss,
-        "progress": False,
-        "on_advice": silence,
+        "on_round": OnAdvice(silence),
     }
     if contender.algorithm is None:
         package: Any = dpfedexp

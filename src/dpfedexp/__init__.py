@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dpfedexp.algorithms.ldp_fedexp import naive_ldp_fedexp as naive_ldp_fedexp
     from dpfedexp.algorithms.round import FixedSize as FixedSize
     from dpfedexp.algorithms.round import Full as Full
+    from dpfedexp.algorithms.round import LargerCohort as LargerCohort
     from dpfedexp.algorithms.round import Poisson as Poisson
     from dpfedexp.core.clipping import AdaptiveClip as AdaptiveClip
     from dpfedexp.core.local_optimizer import AdamW as AdamW
@@ -36,11 +37,13 @@ if TYPE_CHECKING:
     from dpfedexp.engine.fit import fit as fit
     from dpfedexp.engine.run import Run as Run
     from dpfedexp.engine.stopping import EarlyStopping as EarlyStopping
+    from dpfedexp.engine.stopping import OnAdvice as OnAdvice
     from dpfedexp.engine.stopping import Stop as Stop
     from dpfedexp.engine.tournament import Candidate as Candidate
     from dpfedexp.engine.train import train as train
     from dpfedexp.errors import BudgetExceeded as BudgetExceeded
     from dpfedexp.errors import InputError as InputError
+    from dpfedexp.evaluation import Evaluation as Evaluation
     from dpfedexp.trainers.execution import Execution as Execution
 else:
     # Out of a type checker's sight, which would otherwise take any misspelt name for an Any.

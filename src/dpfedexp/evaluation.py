@@ -3,22 +3,90 @@
 Measures are counts and sums over the whole test set that batches add to, never means of batches' values.
 """
 
+from __future__ import annotations
+
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dpfedexp.core.losses import Loss, LossTraits, class_dimension, loss_traits, read, resolve, same_but_singletons
 from dpfedexp.core.modules import Inputs, call, each, leaves
-from dpfedexp.errors import InputError, checked, require
+from dpfedexp.errors import InputError, checked, is_count, is_number, require
 
-__all__ = ["Evaluate", "Metric", "auc", "check_metrics", "on_test_set"]
+__all__ = ["Evaluate", "Evaluation", "Metric", "auc", "check_metrics", "on_test_set"]
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Metric = Callable[[Tensor, Tensor], float]
+
+
+@checked
+@dataclass(frozen=True)
+class Evaluation:
+    """How the model of a run is measured: on what, and how often.
+
+    Args:
+        on: (inputs, targets) of the server's own; or a function (model) → dict of numbers; or "clients": the clients measure the
+            model on rows of their own, and what they send gets noise within the same ε (docs/losses.md).
+        every: after how many rounds; it always is after the last. By default after every round, and by the clients ten times in a
+            run: the fewer times, the less noise.
+        metrics: further numbers on a test set, name → function (outputs, targets) of the whole test set (docs/losses.md).
+        held_out: the share of every client's rows that it measures on and never trains on, with "clients".
+
+    >>> Evaluation("clients", held_out=0.2).every is None
+    True
+    """
+
+    on: Any
+    every: int | None = None
+    metrics: Mapping[str, Metric] | None = None
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        pair = isinstance(self.on, tuple) and len(self.on) == 2
+        counted = f" of {len(self.on)}" if isinstance(self.on, tuple | list) else ""
+        require(
+            pair or self.by_clients or (callable(self.on) and not isinstance(self.on, type)),
+            f"evaluate is {repr(self.on) if isinstance(self.on, str) else f'a {type(self.on).__name__}{counted}'}; it must be a "
+            "pair (inputs, targets), a function from a model to numbers, or 'clients'.",
+        )
+        require(
+            self.every is None or is_count(self.every), f"every is {self.every!r}; it must be a positive whole number."
+        )
+        check_metrics(self.metrics)
+        require(
+            self.metrics is None or pair,
+            "metrics are measured on a test set: Evaluation((inputs, targets), metrics=…).",
+        )
+        require(
+            is_number(self.held_out) and 0 <= self.held_out < 1 and (self.by_clients or not self.held_out),
+            f"held_out is {self.held_out!r}; it must be from 0 to below 1, with Evaluation('clients', held_out=0.2).",
+        )
+
+    @property
+    def by_clients(self) -> bool:
+        return isinstance(self.on, str) and self.on == "clients"
+
+    @classmethod
+    def split(cls, given: Evaluations) -> tuple[Evaluation | None, Evaluation | None]:
+        """The evaluation on the server's own data, and that by the clients; at most one of each."""
+        many = given if isinstance(given, list) else [] if given is None else [given]
+        ours = [one if isinstance(one, Evaluation) else cls(one) for one in many]
+        by = {who: [one for one in ours if one.by_clients is who] for who in (False, True)}
+        require(
+            all(len(found) < 2 for found in by.values()),
+            "evaluate lists two evaluations of the same kind; give at most one on the server's data and one by the clients.",
+        )
+        return tuple(next(iter(by[who]), None) for who in (False, True))  # type: ignore[return-value]
+
+
+EvaluationLike = Evaluation | Evaluate | tuple[Any, Any] | Literal["clients"]
+Evaluations = EvaluationLike | list[EvaluationLike] | None
+"""What `evaluate` may be: an `Evaluation` or what it is on, or a list of one on the server's data and one by the clients."""
 
 
 @checked

@@ -35,10 +35,10 @@ def in_process(monkeypatch):
 
     def made(plan, trial, threads):
         settings = plan.settings(trial)
-        folder = train.run_folder(settings, plan.folder(trial), "", True)
+        folder = train.run_folder(settings, plan.folder(trial), "")
         with one_at_a_time:
             try:
-                train.execute(settings, folder, resume=True, progress=False)
+                train.execute(settings, folder, progress=False)
             except MemoryError as error:
                 return str(error)
         return ""

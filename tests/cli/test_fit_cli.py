@@ -89,7 +89,7 @@ def test_an_interrupted_fit_goes_on_and_ends_like_a_whole_one(place, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "step", crash)
         call("fit", *arguments, "--out", "broken", "--quiet")
-    fit(*arguments, "--out", "broken", "--resume")
+    fit(*arguments, "--out", "broken")
     for name in ("privacy.txt", "model.safetensors", "config.toml"):
         assert (place / "broken" / name).read_bytes() == (place / "whole" / name).read_bytes()
     assert call("privacy", "verify", "broken").exit_code == 0
@@ -107,14 +107,13 @@ def test_an_interrupted_fit_goes_on_and_ends_like_a_whole_one(place, monkeypatch
         (["classes.npz", "--secure", "--population", M], "--classes is missing"),
         (["classes.npz", "--secure", "--classes", 2], "population is missing"),
         (["classes.npz", "--set", "local.lr=1"], "fit chooses algorithm and local steps"),
-        (["classes.npz", "--resume"], "--resume needs --out"),
         (["classes.npz", "--adjacency", "add-remove"], "population is missing"),
         (["--data-set", "mnits"], "Did you mean 'mnist'"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_makes_no_folder(place, arguments, sentence):
     with pytest.raises(InputError, match=sentence):
-        fit(*arguments, *([] if "--resume" in arguments else ["--out", "run"]))
+        fit(*arguments, "--out", "run")
     assert not (place / "run").exists()
 
 

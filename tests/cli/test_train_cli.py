@@ -46,8 +46,11 @@ def test_init_then_train_writes_everything_that_it_names(tmp_path, dpfedexp):
     assert (folder / "privacy.txt").read_text(encoding="utf-8").splitlines()[0] in text
     assert "adaptive" in text
     code, said = dpfedexp("train", "my.toml", *FAST, "--out", "run")
+    assert code == 0
+    assert "holds this run, which is complete: no round is made" in said.err
+    code, said = dpfedexp("train", "my.toml", *FAST, "--set", "run.seed=5", "--out", "run")
     assert code == 2
-    assert "not empty" in said.err
+    assert "run.seed is 5 here and 0 there" in said.err
 
 
 @pytest.mark.parametrize(

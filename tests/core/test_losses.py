@@ -117,7 +117,7 @@ def test_regression_with_one_output_finds_least_squares(loss, flat):
     model = torch.nn.Sequential(model, torch.nn.Flatten(0)) if flat else model
     test = (x.astype(np.float32), y.astype(np.float32))
     clients = Federation.from_clients([test])
-    run = train(model, clients, fedavg(), local=Sgd(lr=0.2, steps=200), rounds=3, loss=loss, test=test, progress=False)
+    run = train(model, clients, fedavg(), local=Sgd(lr=0.2, steps=200), rounds=3, loss=loss, evaluate=test)
     layer = run.model[0] if flat else run.model
     found = np.r_[layer.weight.detach().numpy().ravel(), layer.bias.detach().numpy()]
     np.testing.assert_allclose(found, solution, atol=1e-4)
@@ -250,7 +250,7 @@ OWNERS = np.arange(24) % 4
 
 def run(model, targets, loss, test=None):
     clients = Federation.from_arrays(X, targets, OWNERS)
-    return train(model, clients, fedavg(), loss=loss, test=test, local=Sgd(lr=0.1, steps=1), rounds=1, progress=False)
+    return train(model, clients, fedavg(), loss=loss, evaluate=test, local=Sgd(lr=0.1, steps=1), rounds=1)
 
 
 def squares(o, t):
@@ -294,16 +294,28 @@ WRONG = {
         r"losses.flatten\(1\).mean\(1\)",
     ),
     "a float": (nn.Linear(6, 1), REAL, lambda o, t: 1.0, None, "the loss returned a float; it must return a tensor"),
-    "test labels beyond": (nn.Linear(6, 3), LABELS, None, (X, LABELS + 1), "test has .* from 1 to 3, .*number them"),
-    "test targets of another shape": (nn.Linear(6, 1), REAL, "mse", (X, MULTI * 1.0), "test has .* as many outputs"),
+    "test labels beyond": (
+        nn.Linear(6, 3),
+        LABELS,
+        None,
+        (X, LABELS + 1),
+        "evaluate has .* from 1 to 3, .*number them",
+    ),
+    "test targets of another shape": (
+        nn.Linear(6, 1),
+        REAL,
+        "mse",
+        (X, MULTI * 1.0),
+        "evaluate has .* as many outputs",
+    ),
     "a test set that broadcasts": (
         nn.Linear(6, 1),
         REAL[:, None],
         squares,
         (X, REAL),
-        "test has .*end the model with nn.F",
+        "evaluate has .*end the model with nn.F",
     ),
-    "a broadcasting row": (nn.Linear(6, 1), REAL[:, None], squares, (X[:1], REAL[:1]), "test has .*Flat"),
+    "a broadcasting row": (nn.Linear(6, 1), REAL[:, None], squares, (X[:1], REAL[:1]), "evaluate has .*Flat"),
 }
 
 
@@ -358,7 +370,7 @@ def test_a_character_model_has_its_accuracy_in_the_history():
     clients = Federation.from_arrays(text[:, :-1], text[:, 1:], OWNERS)
     model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
     test = (text[:, :-1], text[:, 1:])
-    result = train(model, clients, fedavg(), local=Sgd(lr=0.5, steps=3), rounds=2, test=test, progress=False)
+    result = train(model, clients, fedavg(), local=Sgd(lr=0.5, steps=3), rounds=2, evaluate=test)
     with torch.no_grad():
         right = result.model(torch.from_numpy(test[0])).argmax(-1).numpy() == test[1]
     assert result.history[-1]["test_accuracy"] == pytest.approx(right.mean())
@@ -368,14 +380,14 @@ def test_a_character_model_has_its_accuracy_in_the_history():
 def test_a_run_goes_on_with_the_same_loss_of_torch_and_not_with_other_options(tmp_path, monkeypatch):
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "private"))
     clients = Federation.from_arrays(X, LABELS, OWNERS)
-    settings = {"local": Sgd(lr=0.1, steps=1), "rounds": 2, "progress": False, "checkpoint": tmp_path / "run"}
+    settings = {"local": Sgd(lr=0.1, steps=1), "rounds": 2, "out": tmp_path / "run"}
 
     def weighted(last):
         return nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, last]))
 
     model = nn.Linear(6, 3)
     first = train(model, clients, fedavg(), loss=weighted(3.0), **settings)
-    again = train(model, clients, fedavg(), loss=weighted(3.0), resume=True, **settings)
+    again = train(model, clients, fedavg(), loss=weighted(3.0), **settings)
     assert torch.equal(first.model.weight, again.model.weight)
     with pytest.raises(InputError, match=r"loss is 'dpfedexp.CrossEntropyLoss\(weight=\[1.0, 2.0, 4.0\]\)' here"):
-        train(model, clients, fedavg(), loss=weighted(4.0), resume=True, **settings)
+        train(model, clients, fedavg(), loss=weighted(4.0), **settings)

@@ -13,6 +13,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.engine.checkpoint import digest
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.models import linear_regression
+from tests.arguments import arguments
 
 ALGORITHM = cdp_fedexp(clip=0.3, noise_multiplier=4.0)
 ROUNDS = 6
@@ -36,9 +37,9 @@ def network():
 
 def small_run(**options):
     test = (torch.eye(3), torch.tensor([1.0, -2.0, 0.5]))
-    usual = {"local": Sgd(lr=0.05, steps=2), "rounds": ROUNDS, "progress": False, "device": "cpu", "test": test}
+    usual = {"local": Sgd(lr=0.05, steps=2), "rounds": ROUNDS, "execution": "cpu", "test": test}
     algorithm = options.pop("algorithm", ALGORITHM)
-    return train(options.pop("model", None) or network(), federation(), algorithm, **(usual | options))
+    return train(options.pop("model", None) or network(), federation(), algorithm, **arguments(usual | options))
 
 
 def sealed_model(folder, ledger, run=""):
@@ -62,9 +63,9 @@ class BareClients:
 def regression_run(problem, algorithm, **options):
     """A run on a synthetic regression problem that records the distance to its optimum."""
     d = len(problem.optimum)
-    usual = {"local": Sgd(lr=0.02, steps=3), "rounds": ROUNDS, "device": "cpu", "progress": False}
+    usual = {"local": Sgd(lr=0.02, steps=3), "rounds": ROUNDS, "execution": "cpu"}
     usual["evaluate"] = lambda m: {"distance": problem.distance(next(m.parameters()))}
-    return train(linear_regression(d), problem.federation, algorithm, **(usual | options))
+    return train(linear_regression(d), problem.federation, algorithm, **arguments(usual | options))
 
 
 def weights(result):

@@ -10,6 +10,7 @@ from dpfedexp import (
     FixedSize,
     Full,
     InputError,
+    OnAdvice,
     Poisson,
     Sgd,
     cdp_fedexp,
@@ -36,6 +37,7 @@ from dpfedexp.engine.plan import (
 )
 from dpfedexp.errors import AdviceWarning
 from dpfedexp.models import linear_regression
+from tests.arguments import arguments
 from tests.engine.small import Crash, crash_after
 from tests.mechanisms.local_laplace import LocalLaplace
 
@@ -184,8 +186,8 @@ PROBLEM = synthetic_regression(200, 30, seed=0)
 
 
 def run(algorithm, lr=0.003, rounds=25, clients=PROBLEM.federation, **options):
-    given = {"local": Sgd(lr=lr, steps=10), "rounds": rounds, "progress": False, "device": "cpu"} | options
-    return train(linear_regression(30), clients, algorithm, **given)
+    given = {"local": Sgd(lr=lr, steps=10), "rounds": rounds, "execution": "cpu"} | options
+    return train(linear_regression(30), clients, algorithm, **arguments(given))
 
 
 def test_a_healthy_run_has_nothing_to_say():
@@ -214,22 +216,23 @@ def test_training_that_diverges_to_nothing_is_found():
 
 def test_advice_goes_to_whoever_asked_for_it_and_notes_are_no_warnings(recwarn):
     heard = []
-    done = run(ldp_fedexp(clip=0.3, noise_multiplier=0.7), on_advice=heard.append, rounds=6)
+    done = run(ldp_fedexp(clip=0.3, noise_multiplier=0.7), on_round=OnAdvice(heard.append), rounds=6)
     assert heard == list(done.advice)
     assert "large-epsilon" in codes(heard)
     assert [one for one in recwarn if one.category is AdviceWarning] == []
-    with pytest.raises(InputError, match="on_advice is 3; it must be a function"):
-        run(fedavg(), on_advice=3)
+    with pytest.raises(InputError, match="OnAdvice is given 3; it must be a function"):
+        OnAdvice(3)
 
 
 def test_a_resumed_run_says_what_the_whole_one_says(tmp_path):
     clients = Federation.from_clients([(torch.ones(2, 30), torch.ones(2)) for _ in range(5)])
     algorithm = dp_fedavg(clip=1.0, noise_multiplier=50.0)
-    given = {"clients": clients, "rounds": 12, "on_advice": lambda advice: None}
-    whole = run(algorithm, **given)
+    given = {"clients": clients, "rounds": 12}
+    silent = OnAdvice(lambda advice: None)
+    whole = run(algorithm, on_round=silent, **given)
     with pytest.raises(Crash):
-        run(algorithm, checkpoint=tmp_path, on_round=crash_after(7), **given)
-    resumed = run(algorithm, checkpoint=tmp_path, resume=True, **given)
+        run(algorithm, out=tmp_path, on_round=[crash_after(7), silent], **given)
+    resumed = run(algorithm, out=tmp_path, on_round=silent, **given)
     assert resumed.advice == whole.advice
     assert codes(whole.advice) == ["few-clients", "dead"]
 

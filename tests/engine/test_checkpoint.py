@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dpfedexp import (
+    Evaluation,
     Execution,
     FixedSize,
     InputError,
@@ -55,7 +56,7 @@ MOMENTS = ["before charge", "after charge", "before checkpoint", "after checkpoi
 
 
 def run(algorithm, folder=None, **options):
-    return regression_run(PROBLEM, algorithm, checkpoint=folder, **options)
+    return regression_run(PROBLEM, algorithm, out=folder, **options)
 
 
 def result(done, folder):
@@ -77,9 +78,9 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(name, moment, 
             crash_in(patch, owner, function, when, order == "before")
             if name != "budget" or when == 1:
                 with pytest.raises(Crash):
-                    run(algorithm, broken, resume=True, **options)
-    assert result(run(algorithm, broken, resume=True, **options), broken) == whole
-    assert result(run(algorithm, broken, resume=True, **options), broken) == whole, "a finished run is left as it is"
+                    run(algorithm, broken, **options)
+    assert result(run(algorithm, broken, **options), broken) == whole
+    assert result(run(algorithm, broken, **options), broken) == whole, "a finished run is left as it is"
     assert len({entry.run for entry in entries(broken)}) == 1
 
 
@@ -105,17 +106,15 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_difference_named(tmp_pat
         ({"rounds": 3}, "rounds is 3 here and 2 there"),
         ({"local": Sgd(lr=0.03, steps=3)}, "local.lr is 0.03 here and 0.02 there"),
         ({"participation": Poisson(0.5)}, "participation is 'Poisson' here and 'Full' there"),
-        ({"evaluate_every": 2}, "evaluate_every is 2"),
+        ({"evaluate": Evaluation(lambda model: {}, every=2)}, "evaluate_every is 2"),
         ({"algorithm": cdp_fedexp(clip=0.4, noise_multiplier=1.0)}, r"algorithm\.clip is 0\.4 here and 0\.3 there"),
         ({"algorithm": replace(PLAIN, server=Adagrad())}, "server is 'Adagrad' here and 'Extrapolate' there"),
         ({"algorithm": replace(PLAIN, rule=step_size.free)}, "rule is 'dpfedexp.free' here and 'Safe' there"),
     ]:
         with pytest.raises(InputError, match=words):
-            run(**({"algorithm": PLAIN, "folder": tmp_path, "resume": True, "rounds": 2} | given))
-    with pytest.raises(InputError, match="resume it"):
+            run(**({"algorithm": PLAIN, "folder": tmp_path, "rounds": 2} | given))
+    with pytest.warns(UserWarning, match="holds this run, which is complete: no round is made"):
         run(PLAIN, tmp_path, rounds=2)
-    with pytest.raises(InputError, match="no folder was given"):
-        run(PLAIN, None, resume=True)
 
 
 def interrupted(folder, **options):
@@ -128,7 +127,7 @@ def test_the_chunk_size_of_the_interrupted_run_is_kept(tmp_path):
     broken = tmp_path / "broken"
     interrupted(broken, execution=Execution(chunk_size=5))
     assert checkpoint.read_progress(broken).chunk_size == 5
-    assert result(run(PLAIN, broken, resume=True), broken) == whole
+    assert result(run(PLAIN, broken), broken) == whole
 
 
 def test_a_damaged_checkpoint_is_one_sentence_and_without_it_a_seeded_run_pays_nothing_twice(tmp_path):
@@ -141,9 +140,9 @@ def test_a_damaged_checkpoint_is_one_sentence_and_without_it_a_seeded_run_pays_n
     for bad in (b"", good[: len(good) // 2], good[:-1], bytes(tensor_bit), text_bit, b"\xff" * 64):
         path.write_bytes(bad)
         with pytest.raises(InputError, match=r"damaged .* Restore it"):
-            run(PLAIN, tmp_path, resume=True)
+            run(PLAIN, tmp_path)
     path.unlink()
-    again, whole = run(PLAIN, tmp_path, resume=True), run(PLAIN, tmp_path / "whole")
+    again, whole = run(PLAIN, tmp_path), run(PLAIN, tmp_path / "whole")
     assert again.privacy.epsilon_total == whole.privacy.epsilon_total
     assert torch.equal(next(again.model.parameters()), next(whole.model.parameters()))
 
@@ -167,7 +166,7 @@ def test_a_full_disk_is_one_sentence_and_the_last_good_state_is_kept(room, words
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             most = (tmp_path / "ledger.jsonl").stat().st_size + room
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-            run(PLAIN, tmp_path, resume=True)
+            run(PLAIN, tmp_path)
         except (InputError, LedgerError) as error:
             os.write(write, str(error).encode())
         finally:
@@ -179,7 +178,7 @@ def test_a_full_disk_is_one_sentence_and_the_last_good_state_is_kept(room, words
     assert all(part in said for part in words)
     assert (tmp_path / CHECKPOINT).read_bytes() == before
     assert not list(tmp_path.glob("*.tmp"))
-    assert len(run(PLAIN, tmp_path, resume=True).history) == ROUNDS
+    assert len(run(PLAIN, tmp_path).history) == ROUNDS
 
 
 def test_a_folder_that_can_not_be_made_is_one_sentence(tmp_path):
@@ -204,7 +203,7 @@ def test_a_checkpoint_is_its_owners_only_and_a_forged_one_whose_hashes_fit_is_re
     ]:
         save_file(bad, path, forged(path_content(tmp_path), bad))
         with pytest.raises(InputError, match=words):
-            run(PLAIN, tmp_path, resume=True)
+            run(PLAIN, tmp_path)
         save_file(good, path, forged(path_content(tmp_path), good))
 
 

@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 
-from dpfedexp import Federation, Sgd, cdp_fedexp, dp_fedavg, ldp_fedexp
+from dpfedexp import Evaluation, Federation, Sgd, cdp_fedexp, dp_fedavg, ldp_fedexp
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms.algorithm import with_aggregation
 from dpfedexp.algorithms.probe import UPDATE
@@ -192,9 +192,9 @@ def test_flower_asks_charges_and_writes_what_the_simulator_does(name, tmp_path, 
     algorithm, local = ALGORITHMS[name]
     silence(monkeypatch)
     federation, model = problem()
-    given = {"local": local, "rounds": ROUNDS, "progress": False, "out": tmp_path / "simulated"}
+    given = {"local": local, "rounds": ROUNDS, "out": tmp_path / "simulated"}
     if local.automatic:
-        given |= {"evaluate": "clients", "evaluate_every": EVERY, "held_out": HELD_OUT}
+        given |= {"evaluate": Evaluation("clients", every=EVERY, held_out=HELD_OUT)}
     run = train(model, federation, algorithm, **given)
     strategy = flower(algorithm, local, tmp_path / "flower")
     assert charges(strategy.ledger) == charges(run.ledger)

@@ -9,6 +9,8 @@ from torch import nn
 
 from dpfedexp import (
     EarlyStopping,
+    Evaluation,
+    Execution,
     Federation,
     FixedSize,
     Poisson,
@@ -31,6 +33,7 @@ from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import AdviceWarning, InputError, RoundFailed
 from dpfedexp.report.page import read_run, run_section
+from tests.arguments import arguments
 from tests.sizes import long
 
 M, ROUNDS = 60, 4
@@ -58,8 +61,8 @@ def model_for(kind="classes"):
 
 def run_of(algorithm=ALGORITHM, kind="classes", **more):
     clients = more.pop("clients", None) or federation(kind)
-    given = {"local": LOCAL, "rounds": ROUNDS, "progress": False, "evaluate": "clients", **more}
-    return train(model_for(kind), clients, algorithm, loss="bce" if kind == "binary" else None, **given)
+    given = {"local": LOCAL, "rounds": ROUNDS, "evaluate": "clients", **more}
+    return train(model_for(kind), clients, algorithm, loss="bce" if kind == "binary" else None, **arguments(given))
 
 
 def truth(run, kind, clients):
@@ -129,7 +132,7 @@ def test_a_crash_in_a_measurement_costs_no_round_and_asks_nothing_twice(tmp_path
         patched.setattr(Engine if name == "ask" else OpenRun, name, dies)
         with pytest.raises(KeyboardInterrupt):
             run_of(secure=secure, out=tmp_path / "run", evaluate_every=2)
-    run = run_of(secure=secure, out=tmp_path / "run", evaluate_every=2, resume=True)
+    run = run_of(secure=secure, out=tmp_path / "run", evaluate_every=2)
     assert outcome(verify_run(tmp_path / "run")) == "holds"
     asked = [entry.round for entry in run.ledger.entries if entry.event.question]
     assert asked == [2, 4]
@@ -170,7 +173,7 @@ def test_dropout_is_off_while_clients_measure():
     given = {"local": LOCAL, "rounds": 1, "evaluate_every": 1}
     found = []
     for seed in (0, 1):
-        engine, _ = prepare(model, federation(), fedavg(), seed=seed, **given)
+        engine, _ = prepare(model, federation(), fedavg(), execution=Execution(seed=seed), **given)
         found.append(engine.evaluate(engine.begin(), Ledger.in_memory()))
     assert found[0] == found[1]
 
@@ -227,7 +230,7 @@ def test_a_complete_run_measures_nothing_more(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             run_of(out=tmp_path / "run", evaluate_every=ROUNDS)
     assert inner is Engine.evaluate
-    run = run_of(out=tmp_path / "run", evaluate_every=ROUNDS, resume=True, clients=federation(seed=5))
+    run = run_of(out=tmp_path / "run", evaluate_every=ROUNDS, clients=federation(seed=5))
     assert not any(name.startswith("clients_") for name in run.history[-1])
 
 
@@ -265,9 +268,7 @@ def test_fit_measures_and_says_so(tmp_path):
         federation(),
         epsilon=100,
         rounds=4,
-        evaluate="clients",
-        held_out=0.2,
-        progress=False,
+        evaluate=Evaluation("clients", held_out=0.2),
         out=tmp_path / "r",
     )
     assert "measured the model on rows of their own" in run.privacy.text
@@ -278,8 +279,8 @@ def test_fit_measures_and_says_so(tmp_path):
 def test_refusals():
     with pytest.raises(InputError, match="evaluate is 'clients' in a local setting"):
         run_of(ldp_fedexp(clip=0.5, noise_multiplier=1.0))
-    with pytest.raises(InputError, match=r"held_out is 0\.2 with evaluate=None"):
-        run_of(evaluate=None, held_out=0.2)
+    with pytest.raises(InputError, match=r"held_out is 0\.2; it must be from 0 to below 1, with Evaluation"):
+        Evaluation(lambda model: {}, held_out=0.2)
     with pytest.raises(InputError, match="it must be from 0 to below 1"):
         run_of(held_out=1.0)
     with pytest.raises(InputError, match="no client has enough rows to hold some out"):
@@ -316,11 +317,9 @@ def test_intervals_of_whole_runs_cover_in_95_per_cent(problem):
             dp_fedavg(clip=0.5, target_epsilon=16.0),
             local=LOCAL,
             rounds=2,
-            seed=seed,
+            execution=Execution(seed=seed),
             loss=loss,
-            evaluate="clients",
-            evaluate_every=2,
-            progress=False,
+            evaluate=Evaluation("clients", every=2),
         )
         for key, value in truth(run, kind, clients).items():
             if not key.endswith(("_low", "_high")) and key in run.history[-1]:
@@ -374,7 +373,7 @@ def test_an_interrupt_in_the_last_measurement_is_the_reason_in_the_status(tmp_pa
             run_of(out=tmp_path / "run")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["status"], status["round"], status["reason"]) == ("failed", ROUNDS, "it was interrupted.")
-    run_of(out=tmp_path / "run", resume=True)
+    run_of(out=tmp_path / "run")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["status"], status["reason"]) == ("completed", "")
 
@@ -387,9 +386,7 @@ def test_a_loss_at_its_bound_is_marked_in_history_and_page(tmp_path):
     x = torch.randn(M, 10, 5)
     clients = Federation.from_clients(list(zip(x, torch.ones(M, 10).long(), strict=True)))
     algorithm = dp_fedavg(clip=1e-6, target_epsilon=200.0)
-    run = train(
-        sure, clients, algorithm, local=LOCAL, rounds=2, evaluate="clients", progress=False, out=tmp_path / "run"
-    )
+    run = train(sure, clients, algorithm, local=LOCAL, rounds=2, evaluate="clients", out=tmp_path / "run")
     assert run.history[-1]["clients_loss_at_bound"] == 1.0
     assert "clients_loss_at_bound" not in metrics_in(run.history)
     assert "may be above its bound in 2 rounds" in str(run_section(read_run(tmp_path / "run")))

@@ -31,12 +31,12 @@ def test_a_run_that_goes_on_leaves_no_old_claim_or_model_beside_new_rounds(tmp_p
         small_run(out=tmp_path, on_round=interrupt)
     assert outcome(verify_run(tmp_path)) == "holds"
     with pytest.raises(Crash):
-        small_run(out=tmp_path, resume=True, on_round=crash_after(4))
+        small_run(out=tmp_path, on_round=crash_after(4))
     assert not (tmp_path / "privacy.json").exists()
     assert outcome(verify_run(tmp_path)) == "incomplete"
     loaded = Run.load(tmp_path)
     assert (len(loaded.history), loaded.privacy.rounds, loaded.privacy.stopping) == (4, 4, "hand")
-    again = small_run(out=tmp_path, resume=True)
+    again = small_run(out=tmp_path)
     assert outcome(verify_run(tmp_path)) == "holds"
     assert again.privacy.epsilon_total == small_run().privacy.epsilon_total
 
@@ -47,16 +47,16 @@ def test_a_saved_copy_verifies_whatever_the_run_went_through(secure, tmp_path):
     with pytest.raises(Interrupted) as stopped:
         small_run(**given, on_round=interrupt)
     assert outcome(verify_run(stopped.value.run.save(tmp_path / "interrupted"))) == "holds"
-    small_run(**given, resume=True).save(tmp_path / "copy")
+    small_run(**given).save(tmp_path / "copy")
     assert outcome(verify_run(tmp_path / "copy")) == "holds"
 
 
 def test_a_decision_that_ended_a_run_is_not_forgotten_when_it_ends_early_again(tmp_path):
     first = small_run(out=tmp_path, **STOPPED)
     assert first.privacy.stopping == "test"
-    again = small_run(out=tmp_path, resume=True, budget=0.01)
+    again = small_run(out=tmp_path, budget=0.01)
     assert (again.privacy.stopping, again.privacy.epsilon_total) == ("test", first.privacy.epsilon_total)
-    whole = small_run(out=tmp_path, resume=True)
+    whole = small_run(out=tmp_path)
     assert (whole.privacy.stopping, len(whole.history)) == ("", ROUNDS)
 
 
@@ -120,7 +120,7 @@ def test_a_measurement_that_fails_ends_the_run_and_its_round_is_kept(tmp_path):
     with pytest.raises(ValueError, match="no such file"):
         small_run(out=tmp_path, test=None, evaluate=measure)
     assert len(Run.load(tmp_path).history) == 2
-    done = small_run(out=tmp_path, test=None, evaluate=measure, resume=True)
+    done = small_run(out=tmp_path, test=None, evaluate=measure)
     assert [entry.round for entry in done.ledger.entries] == list(range(1, ROUNDS + 1))
 
 
@@ -137,7 +137,7 @@ class Tied(nn.Module):
 def test_tied_weights_of_an_unfinished_run_are_the_trained_ones_and_it_goes_on(tmp_path):
     generator = torch.Generator().manual_seed(0)
     rows = [(torch.randn(4, 3, generator=generator), torch.randn(4, generator=generator)) for _ in range(12)]
-    given = {"local": Sgd(lr=0.1, steps=2), "rounds": 4, "progress": False, "out": tmp_path}
+    given = {"local": Sgd(lr=0.1, steps=2), "rounds": 4, "out": tmp_path}
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=0.1)
     with pytest.raises(Crash):
         train(Tied(), Federation.from_clients(rows), algorithm, **given, on_round=crash_after(2))
@@ -145,7 +145,7 @@ def test_tied_weights_of_an_unfinished_run_are_the_trained_ones_and_it_goes_on(t
     trained = checkpoint.reported(checkpoint.load(tmp_path))["a.weight"]
     assert torch.equal(loaded.model.a.weight, trained)
     assert loaded.model.a.weight is loaded.model.b.weight
-    assert len(train(Tied(), Federation.from_clients(rows), algorithm, **given, resume=True).history) == 4
+    assert len(train(Tied(), Federation.from_clients(rows), algorithm, **given).history) == 4
 
 
 def test_a_checkpoint_that_is_not_the_sealed_one_is_not_gone_on_from(tmp_path):
@@ -158,7 +158,7 @@ def test_a_checkpoint_that_is_not_the_sealed_one_is_not_gone_on_from(tmp_path):
     checkpoint.save(tmp_path, forged, last.progress)
     assert outcome(verify_run(tmp_path)) == "false"
     with pytest.raises(LedgerError, match="not the one that the ledger was sealed with"):
-        small_run(out=tmp_path, resume=True)
+        small_run(out=tmp_path)
 
 
 def test_buffers_that_no_state_dict_holds_are_frozen_too(tmp_path):
@@ -170,7 +170,7 @@ def test_buffers_that_no_state_dict_holds_are_frozen_too(tmp_path):
     with pytest.raises(Interrupted):
         small_run(model=net(1.0), out=tmp_path, on_round=interrupt)
     with pytest.raises(InputError, match="frozen parameters or buffers"):
-        small_run(model=net(-5.0), out=tmp_path, resume=True)
+        small_run(model=net(-5.0), out=tmp_path)
 
 
 def test_a_zeroed_model_of_an_interrupted_run_is_found(tmp_path):
@@ -198,5 +198,5 @@ def test_a_scaffold_that_a_callback_stopped_goes_on(tmp_path):
     algorithm = dp_scaffold(clip=0.5, noise_multiplier=1.0)
     small_run(out=tmp_path, algorithm=algorithm, **STOPPED)
     with pytest.warns(UserWarning, match="control variates were deleted"):
-        again = small_run(out=tmp_path, algorithm=algorithm, resume=True)
+        again = small_run(out=tmp_path, algorithm=algorithm)
     assert len(again.history) == ROUNDS

@@ -18,6 +18,7 @@ from dpfedexp.engine.runner import OF_LARGER_DEPLOYMENT, show
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError
 from dpfedexp.report.page import report
+from tests.arguments import arguments
 
 CLIENTS, WIDTH = 40, 400
 LOCAL = Sgd(lr=0.1, steps=1)
@@ -40,7 +41,7 @@ def released(participation, noise_cohort, z: float = 3.0, population=None, rule=
     """The first released mean."""
     algorithm = rule(clip=0.5, noise_multiplier=z, average_last=1)
     who = {"participation": participation, "population": population, "noise_cohort": noise_cohort}
-    simulation, _ = prepare(model(), federation(), algorithm, local=LOCAL, rounds=1, **who)
+    simulation, _ = prepare(model(), federation(), algorithm, local=LOCAL, rounds=1, **arguments(who))
     state, _ = simulation.step(simulation.begin(), Ledger.in_memory())
     return simulation, state.w
 
@@ -88,14 +89,14 @@ def test_what_is_charged_has_the_rate_of_the_deployment(participation, kind):
 def test_what_can_not_stand_for_a_larger_cohort_is_refused(algorithm, options, sentence):
     given = {"local": LOCAL, "noise_cohort": 400, "participation": FixedSize(10), **options}
     with pytest.raises(InputError, match=sentence):
-        train(model(), federation(), algorithm(clip=0.5, noise_multiplier=1.0), rounds=1, progress=False, **given)
+        train(model(), federation(), algorithm(clip=0.5, noise_multiplier=1.0), rounds=1, **arguments(given))
 
 
 def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_path):
     """`repr`, the notebook's views, a saved run, its page and its progress line: each says that the promise is another's."""
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
-    given = {"local": LOCAL, "rounds": 2, "participation": FixedSize(10), "noise_cohort": 400, "progress": False}
-    run = train(model(), federation(), algorithm, evaluate=lambda network: {"test_size": 1.0}, **given)
+    given = {"local": LOCAL, "rounds": 2, "participation": FixedSize(10), "noise_cohort": 400}
+    run = train(model(), federation(), algorithm, evaluate=lambda network: {"test_size": 1.0}, **arguments(given))
     assert run.privacy.epsilon_total > 0
     caveat = "the promise of a larger deployment with 400 clients in a round, and none to the clients of this run"
     for view in (repr(run.privacy), run.privacy._repr_html_().partition("<details>")[0], repr(run)):

@@ -67,11 +67,11 @@ def test_a_copy_is_refused_while_the_run_is_open(tmp_path, trained):
 
     def go_on_too():
         with pytest.raises(LedgerError, match=IN_USE) as refused:
-            small_run(out=two, resume=True, secure=True)
+            small_run(out=two, secure=True)
         problems.append(str(refused.value))
         assert trained == []
 
-    run = small_run(out=one, resume=True, secure=True, on_round=WhenOpened(go_on_too))
+    run = small_run(out=one, secure=True, on_round=WhenOpened(go_on_too))
     assert len(problems) == 1
     assert len(run.history) == ROUNDS
     assert len(charged(one, two)) == run.privacy.rounds == ROUNDS
@@ -79,10 +79,10 @@ def test_a_copy_is_refused_while_the_run_is_open(tmp_path, trained):
 
 def test_a_copy_can_not_go_on_after_the_run_has_ended_and_does_not_verify(tmp_path, trained):
     one, two = two_copies(tmp_path, secure=True)
-    small_run(out=one, resume=True, secure=True)
+    small_run(out=one, secure=True)
     trained.clear()
     with pytest.raises((InputError, LedgerError)):
-        small_run(out=two, resume=True, secure=True)
+        small_run(out=two, secure=True)
     assert trained == []
     assert outcome(verify_run(one)) == "holds"
     assert outcome(verify_run(two)) == "false"
@@ -97,7 +97,7 @@ def test_a_finished_copy_whose_original_went_on_does_not_verify(tmp_path):
     small_run(out=tmp_path / "a", secure=True, budget=alone)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert outcome(verify_run(tmp_path / "b")) == "holds"
-    small_run(out=tmp_path / "a", secure=True, resume=True)
+    small_run(out=tmp_path / "a", secure=True)
     assert outcome(verify_run(tmp_path / "a")) == "holds"
     (check,) = (check for check in verify_run(tmp_path / "b") if check.name == "newest copy")
     assert not check.passed
@@ -109,13 +109,13 @@ def test_without_locks_the_copy_that_was_overtaken_is_refused_before_its_clients
     monkeypatch.setattr("dpfedexp.engine.private_folder.try_lock", lambda descriptor: False)
     one, two = two_copies(tmp_path, secure=True)
     trained.clear()
-    overtake = WhenOpened(lambda: killed_after(two, 4, resume=True, secure=True))
+    overtake = WhenOpened(lambda: killed_after(two, 4, secure=True))
     with pytest.raises((InputError, LedgerError)) as refused:
-        small_run(out=one, resume=True, secure=True, on_round=overtake)
+        small_run(out=one, secure=True, on_round=overtake)
     assert LOST in str(refused.value)
     assert trained == [3, 4], "the other copy's rounds"
     assert len(charged(one, two)) == 4
-    assert len(small_run(out=two, resume=True, secure=True).history) == ROUNDS
+    assert len(small_run(out=two, secure=True).history) == ROUNDS
 
 
 @pytest.mark.parametrize(
@@ -131,16 +131,16 @@ def test_without_locks_the_second_of_two_copies_to_charge_releases_nothing(tmp_p
 
     def overtaken(*given):
         monkeypatch.setattr(owner, name, original)
-        killed_after(two, 3, resume=True, secure=True)
+        killed_after(two, 3, secure=True)
         return original(*given)
 
     monkeypatch.setattr(owner, name, overtaken)
     with pytest.raises(LedgerError, match=LOST):
-        small_run(out=one, resume=True, secure=True, on_round=released.append)
+        small_run(out=one, secure=True, on_round=released.append)
     assert released == []
     assert len(entries(one)) == charges
     assert outcome(verify_run(one)) == "false"
-    assert len(small_run(out=two, resume=True, secure=True).history) == ROUNDS
+    assert len(small_run(out=two, secure=True).history) == ROUNDS
 
 
 def test_a_copy_of_a_projects_ledger_is_refused_while_a_run_charges_the_other(tmp_path):

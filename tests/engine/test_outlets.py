@@ -55,9 +55,15 @@ def whole_run(folder, algorithm, data, **options):
     def record(line):
         moments.append({path.name: path.read_bytes() for path in folder.iterdir()})
 
-    given = {"local": Sgd(lr=0.02, steps=2), "rounds": ROUNDS, "out": run_folder, "on_round": record, "device": "cpu"}
+    given = {
+        "local": Sgd(lr=0.02, steps=2),
+        "rounds": ROUNDS,
+        "out": run_folder,
+        "on_round": record,
+        "execution": "cpu",
+    }
     given["evaluate"] = lambda model: {"test_size": float(next(model.parameters()).detach().square().sum())}
-    train(linear_regression(D), data, algorithm, progress=False, **(given | options))
+    train(linear_regression(D), data, algorithm, **given | options)
     moments.append({path.name: path.read_bytes() for path in folder.iterdir()})
     return moments
 
@@ -160,7 +166,7 @@ def test_the_dates_of_a_secure_runs_files_do_not_tell_how_long_it_took(secure, t
         run_folder.record(line)
         time.sleep(0.05)
 
-    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 2, "progress": False, "checkpoint": run_folder.path}
+    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 2, "out": run_folder.path}
     algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
     run = train(linear_regression(D), federation(), algorithm, secure=secure, on_round=slowly, **options)
     kept = {path.stat().st_mtime for path in run_folder.path.iterdir() if path.name.startswith(("ledger", "checkp"))}

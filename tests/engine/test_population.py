@@ -24,6 +24,7 @@ from dpfedexp.core.noise import ChaChaNoise, KeyedNoise
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.models import linear_regression
+from tests.arguments import arguments
 
 CLIP, D, M = 0.3, 3, 29
 ROUNDING = 1e-9
@@ -42,9 +43,9 @@ NEWCOMERS = {"opposite": pulled((-1.0, 0.0, 0.0)), "across": pulled((0.0, 1.0, 0
 
 
 def run(clients, algorithm, **options):
-    given = {"local": Sgd(lr=0.1, steps=1), "rounds": 1, "progress": False}
+    given = {"local": Sgd(lr=0.1, steps=1), "rounds": 1}
     given["execution"] = Execution(device="cpu", trainer="loop")
-    return train(linear_regression(D), Federation.from_clients(clients), algorithm, **(given | options))
+    return train(linear_regression(D), Federation.from_clients(clients), algorithm, **arguments(given | options))
 
 
 def quiet(monkeypatch, value=0.0):
@@ -154,7 +155,7 @@ def test_a_fixed_cohort_is_charged_for_the_client_that_a_newcomer_pushes_out(mon
 
 def test_what_is_written_names_the_declared_number_and_not_the_counted_one(tmp_path):
     algorithm = cdp_fedexp(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
-    done = run(OTHERS, algorithm, population=1000, checkpoint=tmp_path, secure=True)
+    done = run(OTHERS, algorithm, population=1000, out=tmp_path, secure=True)
     assert done.privacy.clients == 1000
     assert done.ledger.header["clients"] == 1000
     one_more = run([*OTHERS, OTHERS[0]], algorithm, population=1000, secure=True)
@@ -182,7 +183,7 @@ def test_under_replace_one_the_population_is_the_number_of_clients():
 @pytest.mark.parametrize("wrong", [0, -3, 2.5, True, "many"])
 def test_a_population_is_a_positive_whole_number(wrong):
     with pytest.raises(InputError, match="population is"):
-        public_population("add-remove", Full(), M, wrong)
+        public_population("add-remove", Full(population=wrong), M)
 
 
 def test_a_fixed_cohort_of_everybody_is_refused_under_add_remove():

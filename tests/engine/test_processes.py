@@ -104,7 +104,7 @@ def killed_when(owner, name, is_time):
 
 
 def from_settings(folder: Path) -> None:
-    execute(settings(trainer="loop"), RunFolder(folder, resume=True), resume=True, progress=False)
+    execute(settings(trainer="loop"), RunFolder(folder, resume=True), progress=False)
 
 
 def from_a_script(folder: Path) -> None:
@@ -113,7 +113,7 @@ def from_a_script(folder: Path) -> None:
     model, work = nn.Linear(3, 1, bias=False), Sgd(lr="auto", steps=2)
     execution = Execution(device="cpu", trainer="loop")
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
-    given = {"local": work, "rounds": ROUNDS, "out": folder, "resume": True, "progress": False, "execution": execution}
+    given = {"local": work, "rounds": ROUNDS, "out": folder, "execution": execution}
     train(model, small_federation(), algorithm, **given)
 
 
@@ -220,7 +220,7 @@ def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies
     file.write_text(settings(noise_multiplier=4.0, clip=0.3, rounds=4, secure=True, max_examples=8).to_toml())
 
     def start(folder, *sabotage):
-        arguments = ["train", file, "--out", folder, "--resume", "--quiet"]
+        arguments = ["train", file, "--out", folder, "--quiet"]
         given = (arguments, {"DPFEDEXP_PRIVATE": str(private)}, f"{folder}.txt", *sabotage)
         process = processes.Process(daemon=True, target=command, args=given)
         process.start()
@@ -249,17 +249,16 @@ def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies
 
 
 D, M = 12, 30
-USUAL = {"local": Sgd(lr=0.02, steps=3), "rounds": 3, "progress": False, "device": "cpu"}
+USUAL = {"local": Sgd(lr=0.02, steps=3), "rounds": 3, "execution": "cpu"}
 LOOP = {
     "local": Sgd(lr=1e-6, steps=1),
     "rounds": 2,
-    "progress": False,
     "execution": Execution(device="cpu", trainer="loop"),
 }
 SHARED = {
     "scaffold poisson": (
         dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
-        {"participation": Poisson(0.4), "population": M - 1, "execution": Execution(chunk_size=3)},
+        {"participation": Poisson(0.4, population=M - 1), "execution": Execution(chunk_size=3)},
     ),
     "votes": (cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
     # So few clients at a small epsilon measure nothing but noise.
@@ -300,7 +299,7 @@ def shared_run(name):
     with patch("dpfedexp.engine.train.prepare", asking if name == "votes" else prepare):
         given = (linear_regression(D), uneven())
         run = (
-            train(*given, algorithm, **(USUAL | more)) if algorithm else fit(*given, **(USUAL | {"local": None} | more))
+            train(*given, algorithm, **(USUAL | more)) if algorithm else fit(*given, rounds=3, execution="cpu", **more)
         )
     history = [{key: value for key, value in record.items() if key != "seconds"} for record in run.history]
     return {"weights": weights(run), "history": history, "stopped": run.stopped, "epsilon": run.privacy.epsilon_total}
@@ -412,10 +411,10 @@ def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_rank
     assert [process.exitcode for process in pair] == [3, -9]
     said = (tmp_path / "0.txt").read_text()
     assert "rank" in said
-    assert "--resume" in said.replace("\n", " ")
+    assert "Repeat the command to resume" in said.replace("\n", " ")
     assert "Traceback" not in said
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
-    execute(load(config), RunFolder(out, resume=True), resume=True, progress=False)
+    execute(load(config), RunFolder(out, resume=True), progress=False)
     execute(load(config), RunFolder(tmp_path / "whole"), progress=False)
     ends = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("out", "whole")]
     assert ends[0]["round"] == ends[1]["round"] == 6

@@ -18,6 +18,7 @@ from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.private_folder import PrivateFolder, SharedAnchor, parameter_tag
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
+from tests.arguments import arguments
 from tests.engine.small import BareClients, Crash, crash_after, crash_in, entries, forged, path_content
 
 D, M, ROUNDS = 3, 6, 5
@@ -32,10 +33,10 @@ def clients():
 
 
 def run(folder=None, algorithm=PLAIN, data=None, **options):
-    given = {"local": Sgd(lr=0.05, steps=2), "rounds": ROUNDS, "progress": False}
+    given = {"local": Sgd(lr=0.05, steps=2), "rounds": ROUNDS}
     given["execution"] = Execution(device="cpu", trainer="loop")
     data = Federation.from_clients(clients()) if data is None else data
-    return train(linear_regression(D), data, algorithm, checkpoint=folder, **(given | options))
+    return train(linear_regression(D), data, algorithm, out=folder, **arguments(given | options))
 
 
 def interrupted(folder, after=3, **options):
@@ -56,7 +57,7 @@ def moments(folder, **options):
     """The files of a run as they were after each of its rounds; the last round was interrupted."""
     seen = []
     for number in range(1, ROUNDS):
-        interrupted(folder, after=number, resume=number > 1, **options)
+        interrupted(folder, after=number, **options)
         seen.append(copies(folder))
     return seen
 
@@ -72,7 +73,7 @@ def test_several_seeded_runs_on_one_ledger_pay_for_every_round_of_each(tmp_path)
     run(ledger=path, rounds=2)
     interrupted(tmp_path / "a", after=2, ledger=path)
     run(tmp_path / "b", ledger=path, rounds=3, seed=4)
-    assert len(run(tmp_path / "a", ledger=path, resume=True).history) == ROUNDS
+    assert len(run(tmp_path / "a", ledger=path).history) == ROUNDS
     assert len(Ledger.open(path, read_only=True)) == 5 + ROUNDS
 
 
@@ -96,7 +97,7 @@ def test_a_crash_before_the_first_checkpoint_costs_a_seeded_run_nothing(algorith
         crash_in(patch, Engine, "_advance", 1, before=True)
         with pytest.raises(Crash):
             run(tmp_path / "run", **given)
-    done = run(tmp_path / "run", resume=True, **given)
+    done = run(tmp_path / "run", **given)
     assert [entry.round for entry in done.ledger.entries] == [1, 2, 3, 4, 5]
 
 
@@ -107,9 +108,9 @@ def test_a_ledger_of_two_runs_that_was_taken_back_is_refused_by_all_of_them(tmp_
     early = copies(tmp_path, (path, f"{path}.head"))
     run(tmp_path / "b", rounds=2, **ledger)
     put(tmp_path, early)
-    for folder, resume in (("a", True), ("c", False)):
+    for folder in ("a", "c"):
         with pytest.raises(LedgerError, match="rolled back"):
-            run(tmp_path / folder, resume=resume, **ledger)
+            run(tmp_path / folder, **ledger)
 
 
 def test_a_run_inside_a_run_on_one_ledger_leaves_the_outer_ones_anchor_working(tmp_path, private):
@@ -126,10 +127,10 @@ def test_a_run_inside_a_run_on_one_ledger_leaves_the_outer_ones_anchor_working(t
     assert counts == [4]
 
 
-def test_the_ledger_in_a_runs_own_folder_is_begun_once(tmp_path):
+def test_the_ledger_of_another_run_in_the_runs_own_folder_is_refused(tmp_path):
     Ledger.create(tmp_path / "ledger.jsonl").close()
     for path in (None, tmp_path / "ledger.jsonl"):
-        with pytest.raises(LedgerError, match="already exists"):
+        with pytest.raises(LedgerError, match="was written by a run with other settings"):
             run(tmp_path, ledger=path)
 
 
@@ -137,7 +138,7 @@ def test_the_ledger_in_a_runs_own_folder_is_begun_once(tmp_path):
 def test_an_older_checkpoint_is_replayed_for_free_with_the_same_noise_and_paid_for_with_fresh_noise(tmp_path, secure):
     seen = moments(tmp_path, secure=secure)
     put(tmp_path, {CHECKPOINT: seen[1][CHECKPOINT]})
-    run(tmp_path, resume=True, secure=secure)
+    run(tmp_path, secure=secure)
     assert [entry.round for entry in entries(tmp_path)] == ([1, 2, 3, 4, 3, 4, 5] if secure else [1, 2, 3, 4, 5])
 
 
@@ -186,7 +187,7 @@ def test_what_does_not_go_together_is_refused_with_what_to_do(damage, words, tmp
     interrupted(tmp_path, algorithm=SCAFFOLD)
     damage(tmp_path)
     with pytest.raises((InputError, LedgerError), match=words):
-        run(tmp_path, algorithm=SCAFFOLD, resume=True)
+        run(tmp_path, algorithm=SCAFFOLD)
 
 
 def test_a_ledger_that_does_not_name_its_run_is_not_resumed(tmp_path, monkeypatch):
@@ -194,7 +195,7 @@ def test_a_ledger_that_does_not_name_its_run_is_not_resumed(tmp_path, monkeypatc
     interrupted(tmp_path)
     (tmp_path / CHECKPOINT).unlink()
     with pytest.raises(LedgerError, match="does not name its run"):
-        run(tmp_path, resume=True)
+        run(tmp_path)
 
 
 def test_a_ledger_from_elsewhere_is_refused(tmp_path):
@@ -202,7 +203,7 @@ def test_a_ledger_from_elsewhere_is_refused(tmp_path):
     run(tmp_path / "there")
     put(tmp_path / "here", copies(tmp_path / "there", FILES[:2]))
     with pytest.raises(LedgerError, match="is not the one that belongs to"):
-        run(tmp_path / "here", resume=True)
+        run(tmp_path / "here")
 
 
 def test_a_folder_that_was_taken_back_as_a_whole_is_refused(tmp_path):
@@ -210,19 +211,19 @@ def test_a_folder_that_was_taken_back_as_a_whole_is_refused(tmp_path):
     for early in seen[:-1]:
         put(tmp_path, early)
         with pytest.raises(LedgerError, match=r"rolled back or replaced.*Restore the newest ledger"):
-            run(tmp_path, resume=True)
+            run(tmp_path)
     # An older ledger with its own head, beside the newest checkpoint and without it.
     put(tmp_path, seen[-1] | {name: seen[1][name] for name in FILES[:2]})
     with pytest.raises(LedgerError, match="written after 4 charges, but the ledger holds 2"):
-        run(tmp_path, resume=True)
+        run(tmp_path)
     (tmp_path / CHECKPOINT).unlink()
     with pytest.raises(LedgerError, match="rolled back"):
-        run(tmp_path, resume=True)
+        run(tmp_path)
     put(tmp_path, seen[-1])
-    assert len(run(tmp_path, resume=True).history) == ROUNDS
+    assert len(run(tmp_path).history) == ROUNDS
     put(tmp_path, seen[-1])
     with pytest.raises(InputError, match=r"private folder .* is missing"):
-        run(tmp_path, resume=True)
+        run(tmp_path)
 
 
 def test_charges_of_another_run_on_the_same_ledger_pay_for_nothing_here(tmp_path):
@@ -232,7 +233,7 @@ def test_charges_of_another_run_on_the_same_ledger_pay_for_nothing_here(tmp_path
     for entry in book.entries:
         other.charge(entry.round, entry.event, run="another", noise=entry.noise)
     with pytest.raises(LedgerError, match="round 1 of this run was never charged"):
-        run(tmp_path, resume=True, ledger=other)
+        run(tmp_path, ledger=other)
 
 
 def edited(client):
@@ -249,7 +250,7 @@ def test_a_rule_of_ones_own_is_not_taken_for_the_librarys_of_that_name(tmp_path)
     paper = cdp_fedexp(clip=0.3, noise_multiplier=2.0, step="paper")
     interrupted(tmp_path, algorithm=paper)
     with pytest.raises(InputError, match=r"algorithm.rule is 'free' here and 'dpfedexp\.free' there"):
-        run(tmp_path, replace(paper, rule=free), resume=True)
+        run(tmp_path, replace(paper, rule=free))
 
 
 @pytest.mark.parametrize(
@@ -264,8 +265,8 @@ def test_an_edit_of_any_row_of_any_client_is_noticed(tmp_path, kind, with_checkp
     fewer[2] = tuple(part[:3] for part in fewer[2])
     for other in [*(edited(client) for client in range(M)), fewer]:
         with pytest.raises(InputError, match="data are not those that the run began with"):
-            run(tmp_path, resume=True, data=kind(other))
-    assert len(run(tmp_path, resume=True, data=kind(clients())).history) == ROUNDS
+            run(tmp_path, data=kind(other))
+    assert len(run(tmp_path, data=kind(clients())).history) == ROUNDS
 
 
 def test_without_its_private_folder_an_unfinished_run_is_refused_and_a_finished_one_is_returned(tmp_path, private):
@@ -273,11 +274,11 @@ def test_without_its_private_folder_an_unfinished_run_is_refused_and_a_finished_
     (held,) = private.iterdir()
     shutil.move(held, tmp_path / "elsewhere")
     with pytest.raises(InputError, match=r"private folder .* is missing. Copy that folder .* set DPFEDEXP_PRIVATE"):
-        run(tmp_path / "run", resume=True)
+        run(tmp_path / "run")
     shutil.move(tmp_path / "elsewhere", held)
-    whole = run(tmp_path / "run", resume=True)
+    whole = run(tmp_path / "run")
     assert list(private.iterdir()) == []
-    again = run(tmp_path / "run", resume=True)
+    again = run(tmp_path / "run")
     assert torch.equal(next(again.model.parameters()), next(whole.model.parameters()))
 
 
@@ -296,13 +297,13 @@ def test_what_clients_remember_never_lies_in_the_runs_folder_and_leaves_the_disk
     assert all(path.stat().st_mode & 0o077 == 0 for path in held.iterdir())
     assert all(b"client_controls" not in path.read_bytes() for path in every_file(folder))
     left_behind = {path.name: path.read_bytes() for path in held.iterdir()}
-    done = run(folder, algorithm=SCAFFOLD, resume=True)
+    done = run(folder, algorithm=SCAFFOLD)
     assert torch.equal(next(done.model.parameters()), next(whole.model.parameters()))
     assert every_file(private) == []
     # As after a power failure between the last checkpoint and the removal.
     held.mkdir()
     put(held, left_behind)
-    run(folder, algorithm=SCAFFOLD, resume=True)
+    run(folder, algorithm=SCAFFOLD)
     assert every_file(private) == []
 
 
@@ -313,7 +314,7 @@ def test_after_a_budget_stop_nothing_that_clients_remember_is_left_and_a_larger_
     assert stopped.stopped
     assert sorted(path.name for path in every_file(private)) == ["anchor.json", "data.json"]
     with pytest.warns(UserWarning, match="control variates were deleted when the budget ended"):
-        assert len(run(tmp_path / "run", algorithm=SCAFFOLD, resume=True).history) == ROUNDS
+        assert len(run(tmp_path / "run", algorithm=SCAFFOLD).history) == ROUNDS
 
 
 def test_a_private_folder_is_its_owners_from_the_first_moment(tmp_path):
@@ -370,8 +371,8 @@ def test_an_anchor_that_can_not_be_written_stops_the_round_before_its_release(tm
 
         patch.setattr("dpfedexp.engine.private_folder.PrivateFolder.remember", full)
         with pytest.raises(LedgerError, match=r"round 4 can't be charged: No space left.*Nothing of it was released"):
-            run(tmp_path, resume=True)
-    assert len(run(tmp_path, resume=True).history) == ROUNDS
+            run(tmp_path)
+    assert len(run(tmp_path).history) == ROUNDS
     assert [entry.round for entry in entries(tmp_path)] == [1, 2, 3, 4, 5]
 
 
@@ -396,7 +397,7 @@ def test_a_crashed_secure_round_meets_the_budget_again_when_it_is_run_again(tmp_
         with pytest.raises(Crash):
             run(folder, secure=True, budget=budget)
     assert [entry.round for entry in entries(folder)] == [1, 2, 3]
-    resumed = run(folder, secure=True, budget=budget, resume=True)
+    resumed = run(folder, secure=True, budget=budget)
     # Round 3 was paid for but not released. Its noise is gone, so releasing it would cost once more, and nothing is left.
     assert [record["round"] for record in resumed.history] == [1, 2]
     assert "round 3" in resumed.stopped
@@ -419,4 +420,4 @@ def test_as_many_charges_for_other_rounds_do_not_pay_for_the_last_one(tmp_path):
             forged.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
         forged.charge(1, entries[0].event, run=entries[0].run, noise="another")
     with pytest.raises(LedgerError):
-        run(tmp_path, secure=True, resume=True)
+        run(tmp_path, secure=True)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dpfedexp import (
+    Evaluation,
     Execution,
     Federation,
     FixedSize,
@@ -78,7 +79,7 @@ def test_fedavg_is_the_mean_of_the_plain_updates_whatever_the_sizes():
     model, sampler = cases()["mlp"]
     generator = torch.Generator().manual_seed(0)
     clients = Federation.from_clients([sampler(n, generator) for n in (1, 7, 3, 4)])
-    result = train(model, clients, fedavg(), local=Sgd(lr=0.1, steps=4), rounds=1, progress=False)
+    result = train(model, clients, fedavg(), local=Sgd(lr=0.1, steps=4), rounds=1)
     deltas = [plain_update(model, *clients.client(i), lr=0.1, steps=4) for i in range(4)]
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert torch.allclose(weights(result), start + torch.stack(deltas).mean(0), atol=1e-6)
@@ -136,7 +137,7 @@ def test_fedprox_and_server_rate_do_what_they_say():
 
 def test_a_poisson_round_without_any_client_releases_noise_and_goes_on():
     algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0, adjacency="add-remove")
-    given = {"local": LOCAL, "rounds": 2, "participation": Poisson(1e-6), "population": M}
+    given = {"local": LOCAL, "rounds": 2, "participation": Poisson(1e-6, population=M)}
     simulation, _ = prepare(linear_regression(D), PROBLEM.federation, algorithm, **given)
     state = simulation.begin()
     for _ in range(2):
@@ -149,7 +150,7 @@ def test_one_bad_client_does_not_spoil_a_round():
     x[3] = math.nan
     clients = Federation.from_clients([(x[i], y[i]) for i in range(20)], finite=False)
     for algorithm in (cdp_fedexp(clip=0.3, noise_multiplier=1.0), fedavg()):
-        result = train(linear_regression(D), clients, algorithm, local=LOCAL, rounds=2, progress=False)
+        result = train(linear_regression(D), clients, algorithm, local=LOCAL, rounds=2)
         assert bool(torch.isfinite(weights(result)).all())
 
 
@@ -158,7 +159,7 @@ def test_empty_clients_send_a_zero_update_and_count():
     data = [(torch.randn(3, D, generator=generator), torch.randn(3, generator=generator)) for _ in range(4)]
     empty = (torch.zeros(0, D), torch.zeros(0))
     with_empty = Federation.from_clients([data[0], empty, *data[1:], empty])
-    options = {"local": LOCAL, "rounds": 1, "progress": False}
+    options = {"local": LOCAL, "rounds": 1}
     full = train(linear_regression(D), Federation.from_clients(data), fedavg(), **options)
     thin = train(linear_regression(D), with_empty, fedavg(), **options)
     assert torch.allclose(weights(thin) * 6, weights(full) * 4, atol=1e-6)
@@ -211,8 +212,8 @@ def test_a_budget_stops_before_the_round_that_would_exceed_it():
         (lambda: run(fedavg(), rounds=True), "rounds is True"),
         (lambda: run(fedavg(), execution=Execution(chunk_size=True)), "chunk_size is True"),
         (lambda: run(fedavg(), budget="8"), "budget is '8'"),
-        (lambda: run(fedavg(), evaluate_every="2"), "evaluate_every is '2'"),
-        (lambda: run(fedavg(), test=torch.zeros(3, 4)), "test is a Tensor; it must be a pair"),
+        (lambda: run(fedavg(), evaluate=Evaluation("clients", every="2")), "every is '2'"),
+        (lambda: run(fedavg(), evaluate=torch.zeros(3, 4)), "evaluate is a Tensor; it must be a pair"),
         (lambda: run(fedavg(), local={"lr": 0.1}), r"local is a dict; it must be what a client does, such as Sgd\("),
         (lambda: run(fedavg(), participation=0.5), r"participation is a float; it must be Full\(\)"),
         (lambda: run("fedavg"), "algorithm is a str"),
@@ -260,7 +261,7 @@ def test_frozen_parameters_and_the_users_own_model_stay_as_they_were():
     model = nn.Sequential(nn.Linear(D, 4), nn.Linear(4, 1), nn.Flatten(0))
     model[0].requires_grad_(False)
     start = [parameter.clone() for parameter in model.parameters()]
-    given = {"local": LOCAL, "rounds": 1, "progress": False}
+    given = {"local": LOCAL, "rounds": 1}
     result = train(model, PROBLEM.federation, cdp_fedexp(clip=1.0, noise_multiplier=1.0), **given)
     assert torch.equal(result.model[0].weight, model[0].weight)
     assert all(torch.equal(now, before) for now, before in zip(model.parameters(), start, strict=True)), (

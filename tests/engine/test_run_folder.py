@@ -65,7 +65,9 @@ def test_python_and_the_command_line_write_the_same_files(written, tmp_path):
 
 
 def test_a_folder_with_a_checkpoint_alone_has_a_page_and_is_incomplete_not_false(tmp_path):
-    small_run(checkpoint=tmp_path / "run")
+    small_run(out=tmp_path / "run")
+    for name in ("privacy.json", "privacy.txt", "metrics.jsonl", "metrics.csv", "run.json", "model.safetensors"):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
     page = read_run(tmp_path / "run")
     assert len(page.history) == ROUNDS
     assert "M = 12 clients" in page.title()
@@ -96,7 +98,7 @@ def test_a_claim_without_its_ledger_can_not_be_checked(written):
 
 
 def test_fit_writes_the_statement_that_it_returns(tmp_path):
-    run = fit(network(), federation(), epsilon=8.0, rounds=2, out=tmp_path / "run", progress=False, device="cpu")
+    run = fit(network(), federation(), epsilon=8.0, rounds=2, out=tmp_path / "run", execution="cpu")
     assert run.privacy.choices
     assert read_claim(tmp_path / "run") == run.privacy
     assert outcome(verify_run(tmp_path / "run")) == "holds"
@@ -105,10 +107,10 @@ def test_fit_writes_the_statement_that_it_returns(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"out": "run"}, "is not empty; name a new one with out or resume with resume=True"),
-        ({"out": "photos", "resume": True}, "holds files but no run"),
-        ({"out": "new", "checkpoint": "other"}, "leave checkpoint out"),
-        ({"out": 3}, "out is 3; it must be the path of a new folder"),
+        ({"out": "photos"}, "holds files but no run"),
+        ({"out": 3}, "out is 3; it must be the path of a folder"),
+        ({"out": "new", "checkpoint": "other"}, "train has no argument 'checkpoint'. Write out"),
+        ({"out": "new", "resume": True}, "train has no argument 'resume'. Write the same out"),
         ({"folder": "new"}, "train has no argument 'folder'. Write out"),
     ],
 )
@@ -177,9 +179,9 @@ def test_a_script_that_makes_a_new_random_model_resumes_from_the_folder_alone(tm
             p.add_(torch.randn_like(p))
     other.register_buffer("scale", torch.ones(1))
     with pytest.raises(InputError, match="frozen parameters or buffers are not those that the run began with"):
-        small_run(out=tmp_path / "killed", resume=True, model=other)
+        small_run(out=tmp_path / "killed", model=other)
     del other.scale
-    again = small_run(out=tmp_path / "killed", resume=True, model=other)
+    again = small_run(out=tmp_path / "killed", model=other)
     for ours, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert again.privacy.epsilon_total == whole.privacy.epsilon_total
@@ -214,7 +216,7 @@ def test_an_interrupted_command_goes_on_and_ends_like_a_whole_one(tmp_path, monk
         with pytest.raises(Crash):
             train(tmp_path, "broken")
     assert not (broken / "model.safetensors").exists()
-    train(tmp_path, "broken", "--resume")
+    train(tmp_path, "broken")
     assert records(broken) == records(tmp_path / "whole")
     for name in ("privacy.json", "config.toml", "model.safetensors"):
         assert (broken / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -226,7 +228,7 @@ def test_resuming_with_other_settings_names_them_as_the_file_does(tmp_path):
     with pytest.raises(
         InputError, match=r"algorithm\.clip is 0\.4 here and 0\.3 there; run\.seed is 2 here and 0 there"
     ):
-        train(tmp_path, "run", "--resume", "--set", "algorithm.clip=0.4", "--set", "run.seed=2")
+        train(tmp_path, "run", "--set", "algorithm.clip=0.4", "--set", "run.seed=2")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
@@ -236,7 +238,7 @@ def test_a_second_run_in_the_same_folder_leaves_the_metrics_of_the_first_alone(t
     def meddled(self, line):
         original(self, line)
         if line["round"] == 2:
-            done = train(tmp_path, "run", "--resume", catch=True)
+            done = train(tmp_path, "run", catch=True)
             assert "in use by another run" in str(done.exception)
 
     monkeypatch.setattr(RunFolder, "record", meddled)

@@ -6,6 +6,7 @@ import torch
 from dpfedexp import Federation, Sgd, cdp_fedexp, dp_fedavg, fedexp, train
 from dpfedexp.data import synthetic_regression
 from dpfedexp.models import linear_regression
+from tests.arguments import arguments
 from tests.engine.small import regression_run
 from tests.sizes import sized
 
@@ -32,8 +33,8 @@ def error(algorithm, spread, d, count):
         def distance(model, center=center):
             return {"distance": float((next(model.parameters()).detach().flatten() - center).square().sum())}
 
-        given = {"local": Sgd(lr=0.1, steps=10), "rounds": 40, "evaluate": distance, "seed": seed, "progress": False}
-        run = train(linear_regression(d), clients, algorithm, **given)
+        given = {"local": Sgd(lr=0.1, steps=10), "rounds": 40, "evaluate": distance, "seed": seed}
+        run = train(linear_regression(d), clients, algorithm, **arguments(given))
         distances += [record["distance"] for record in run.history[-5:]]
     return sum(distances) / len(distances)
 

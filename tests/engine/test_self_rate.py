@@ -20,6 +20,7 @@ from dpfedexp import (
     train,
 )
 from dpfedexp.accounting import Ledger, compose
+from dpfedexp.algorithms.algorithm import with_aggregation
 from dpfedexp.algorithms.probe import UPDATE, extra_releases, make_probe
 from dpfedexp.algorithms.round import Full
 from dpfedexp.core.local_rate import RATES
@@ -28,6 +29,7 @@ from dpfedexp.engine.engine import IMPROVED_SO_FAR, LOCAL_RATE, Engine, Request
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.models import linear_regression
+from tests.arguments import arguments
 from tests.engine.small import Crash, crash_in
 from tests.optimizers import AdamW
 from tests.sizes import sized
@@ -51,8 +53,8 @@ def regression(clients, seed=0, spread=0.0):
 
 
 def run(clients, algorithm=ADAPTIVE, *, local=AUTO, rounds=4, **options):
-    given = {"local": local, "rounds": rounds, "progress": False} | options
-    return train(linear_regression(D), clients, algorithm, **given)
+    given = {"local": local, "rounds": rounds} | options
+    return train(linear_regression(D), clients, algorithm, **arguments(given))
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +67,16 @@ CASES = {
     "add-remove": ({"adjacency": "add-remove"}, {"population": 120}),
     **sized({}, {"poisson": ({}, {"participation": Poisson(0.3)})}),
     "strict": ({}, {"secure": "strict"}),
-    "two-party": ({}, {"aggregation": "two-party", "secure": True}),
+    "two-party": ({}, {"two_party": True, "secure": True}),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with_them(name):
-    settings, options = CASES[name]
+    settings, options = CASES[name][0], dict(CASES[name][1])
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0, **settings)
+    if options.pop("two_party", False):
+        algorithm = with_aggregation(algorithm, "two-party")
     made = run(regression(24 if "secure" in options else 120), algorithm, rounds=2, **options)
     first = [(entry.round, [query.name for query in entry.event.queries]) for entry in made.ledger.entries][:2]
     assert first == [(0, ["local rate"]), (0, ["first clip"])]
@@ -84,7 +88,7 @@ def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with
     # The calibration is exact up to 1e-9, and never above its target.
     assert 7.9 < made.privacy.epsilon_total <= 8.0
     assert made.privacy.rounds == 2
-    two = "aggregation" in options
+    two = name == "two-party"
     assert {entry.event.setting for entry in made.ledger.entries} == {"two-party" if two else "central"}
     assert set(made.privacy.votes) == {"local rate", "first clip", "within clip", "improved", "rate scale"}
 
@@ -123,9 +127,9 @@ def test_a_run_that_is_interrupted_after_the_votes_or_later_ends_as_if_it_had_no
         with monkeypatch.context() as patch:
             crash_in(patch, Engine, "step", number, before=True)
             with pytest.raises(Crash):
-                run(few, checkpoint=folder, secure=secure)
+                run(few, out=folder, secure=secure)
         assert checkpoint.read_progress(folder).controls is False, "no client remembers anything"
-        again = run(few, checkpoint=folder, resume=True, secure=secure)
+        again = run(few, out=folder, secure=secure)
         assert [entry.round for entry in again.ledger.entries] == [0, 0, 1, 1, 2, 3, 4]
         assert again.privacy.epsilon_total == whole.privacy.epsilon_total
         if not secure:
@@ -195,7 +199,7 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
 
     monkeypatch.setattr(Simulation, "places", watched)
     monkeypatch.setattr("dpfedexp.engine.engine.rate_from_votes", lambda means, doubt: 0.1)
-    given = {"local": AUTO, "rounds": 1, "secure": True, "device": "cpu"}
+    given = {"local": AUTO, "rounds": 1, "secure": True, "execution": "cpu"}
     replaced, found = 7, []
     for other in (1.0, 1e4):
         rows = [regression(24).client(n) for n in range(24)]
@@ -229,7 +233,7 @@ def federation(count=24, rows=6, first=None, wrong=False, transform=None):
 
 
 def test_a_client_whose_rows_make_the_loss_fail_stops_no_secure_run_and_is_not_named():
-    done = train(nn.Linear(4, 3), federation(12, wrong=True), FIXED, local=AUTO, rounds=2, secure=True, progress=False)
+    done = train(nn.Linear(4, 3), federation(12, wrong=True), FIXED, local=AUTO, rounds=2, secure=True)
     assert len(done.history) == 2
 
 
@@ -289,7 +293,7 @@ def test_a_module_that_remembers_is_refused_before_a_vote_is_charged():
     clients = [(torch.randn(6, 4, generator=generator), torch.zeros(6, dtype=torch.int64)) for _ in range(20)]
     clients[5] = (100 * clients[5][0], clients[5][1])
     ledger = Ledger.in_memory()
-    given = {"local": AUTO, "rounds": 2, "secure": True, "ledger": ledger, "progress": False}
+    given = {"local": AUTO, "rounds": 2, "secure": True, "ledger": ledger}
     with pytest.raises(InputError, match="looks at values"):
         train(RemembersLarge(), Federation.from_clients(clients), FIXED, **given)
     assert len(ledger) == 0

@@ -8,6 +8,7 @@ from torch import nn
 
 from dpfedexp import AdaptiveClip, Federation, Sgd, cdp_fedexp, dp_scaffold, ldp_fedexp, train
 from dpfedexp.algorithms.round import SHORT, server_device
+from tests.arguments import arguments
 from tests.engine.small import Crash, crash_after
 
 CPU, OTHER_DEVICE = torch.device("cpu"), torch.device("meta")
@@ -36,8 +37,8 @@ def trained(algorithm, device: str, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0))
     test = clients.client(0)
-    given = {"local": Sgd(lr=0.1, steps=2), "test": test, "progress": False, "device": device, **options}
-    run = train(model, clients, algorithm, **given)
+    given = {"local": Sgd(lr=0.1, steps=2), "test": test, "device": device, **options}
+    run = train(model, clients, algorithm, **arguments(given))
     return run, nn.utils.parameters_to_vector(run.model.parameters()).detach().cpu()
 
 
@@ -59,10 +60,10 @@ def test_a_gpu_trains_what_a_processor_trains(name, place):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["adaptive", "scaffold"])
 def test_a_resumed_run_on_a_gpu_is_the_same(name, tmp_path):
-    options = {"rounds": 6, "checkpoint": tmp_path / "run"}
+    options = {"rounds": 6, "out": tmp_path / "run"}
     with pytest.raises(Crash):
         trained(ALGORITHMS[name], "cuda", on_round=crash_after(3), **options)
-    _, w = trained(ALGORITHMS[name], "cuda", resume=True, **options)
+    _, w = trained(ALGORITHMS[name], "cuda", **options)
     assert torch.equal(w, trained(ALGORITHMS[name], "cuda", rounds=6)[1])
 
 

@@ -119,21 +119,21 @@ def test_early_stopping_goes_on_counting_after_an_interrupt(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         small_run(out=tmp_path / "run", on_round=[stopping(), raises(KeyboardInterrupt)])
-    resumed = small_run(out=tmp_path / "run", resume=True, on_round=stopping())
+    resumed = small_run(out=tmp_path / "run", on_round=stopping())
     whole = small_run(on_round=stopping())
     assert len(resumed.history) == len(whole.history) == 4
-    again = small_run(out=tmp_path / "run", resume=True, on_round=stopping())
+    again = small_run(out=tmp_path / "run", on_round=stopping())
     assert len(again.history) == 4
     assert again.stopped == whole.stopped
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_an_interrupt_holds_the_run_so_far(checkpoint, tmp_path):
-    options = {"checkpoint": tmp_path / "run"} if checkpoint else {}
+    options = {"out": tmp_path / "run"} if checkpoint else {}
     with pytest.raises(Interrupted, match=f"after 2 of {ROUNDS} rounds") as caught:
         small_run(on_round=raises(KeyboardInterrupt), **options)
     assert isinstance(caught.value, KeyboardInterrupt)
-    assert ("resume=True" in str(caught.value)) == checkpoint
+    assert ("make the same call again to resume" in str(caught.value)) == checkpoint
     run = caught.value.run
     assert (len(run.history), len(run.ledger), run.privacy.rounds, run.privacy.stopping) == (2, 2, 2, "hand")
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from dpfedexp import (
     Candidate,
+    Execution,
     Federation,
     Poisson,
     Run,
@@ -29,6 +30,7 @@ from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.tournament import candidates_of, compared, phases_of
 from dpfedexp.errors import InputError, RoundFailed
+from tests.arguments import arguments
 
 from .small import Crash, crash_in
 
@@ -53,15 +55,15 @@ def engine_of(federation, candidates, algorithm=ALGORITHM, local=GOOD, rounds=RO
 
     def prepared(one: Candidate, extras: Extras):
         given = {"local": one.local or local, "rounds": rounds, "extras": extras, **options}
-        return prepare(one.model or model, federation, one.algorithm or algorithm, **given)
+        return prepare(one.model or model, federation, one.algorithm or algorithm, **arguments(given))
 
     return compared(candidates_of(candidates), local, rounds, prepared)[0]
 
 
 def run(candidates, federation=None, algorithm=ALGORITHM, *, local=GOOD, rounds=ROUNDS, **options):
     torch.manual_seed(0)
-    given = {"local": local, "rounds": rounds, "progress": False, "candidates": candidates, **options}
-    return train(net(3), federation or problem(), algorithm, **given)
+    given = {"local": local, "rounds": rounds, "candidates": candidates, **options}
+    return train(net(3), federation or problem(), algorithm, **arguments(given))
 
 
 def requests(engine, number=1):
@@ -163,7 +165,7 @@ def test_the_better_candidate_wins_and_its_network_comes_back(tmp_path):
 
 
 def test_fit_compares_multiples_of_the_voted_rate_under_one_promise():
-    made = fit(net(3), problem(), epsilon=50, rounds=6, candidates=[Candidate(), Candidate(rate=4.0)], progress=False)
+    made = fit(net(3), problem(), epsilon=50, rounds=6, candidates=[Candidate(), Candidate(rate=4.0)])
     asked = [entry.event.question for entry in made.ledger.entries if entry.event.question]
     assert asked[:2] == ["local rate", "first clip"]
     assert asked.count("local rate") == 1
@@ -185,8 +187,8 @@ def test_a_run_that_is_interrupted_in_a_tournament_ends_as_if_it_had_not_been(tm
         with monkeypatch.context() as patch:
             crash_in(patch, Engine, "step", number, before=True)
             with pytest.raises(Crash):
-                run(candidates, few, checkpoint=folder, **given)
-        again = run(candidates, few, checkpoint=folder, resume=True, **given)
+                run(candidates, few, out=folder, **given)
+        again = run(candidates, few, out=folder, **given)
         charges = [[(entry.round, entry.event.question) for entry in one.ledger.entries] for one in (again, whole)]
         assert charges[0] == charges[1]
         if not secure:
@@ -223,9 +225,7 @@ def test_what_cannot_be_compared_is_refused_with_its_sentence(candidates, option
 
 
 def test_a_second_fit_on_the_same_ledger_states_what_both_cost():
-    ledger, given = Ledger.in_memory(), {"epsilon": 8, "rounds": 2, "progress": False}
+    ledger, given = Ledger.in_memory(), {"epsilon": 8, "rounds": 2}
     first = fit(net(3), problem(), ledger=ledger, **given)
-    second = fit(net(3), problem(), ledger=ledger, seed=1, **given)
+    second = fit(net(3), problem(), ledger=ledger, execution=Execution(seed=1), **given)
     assert first.privacy.epsilon_total <= 8.0 < second.privacy.epsilon_total
-    third = fit(net(3), problem(), ledger=ledger, seed=2, budget=second.privacy.epsilon_total + 0.1, **given)
-    assert third.stopped

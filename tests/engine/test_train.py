@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Execution, Federation, FixedSize, InputError, Sgd, cdp_fedexp, dp_fedavg, fit, train
+from dpfedexp import Evaluation, Execution, Federation, FixedSize, InputError, Sgd, cdp_fedexp, dp_fedavg, fit, train
 from dpfedexp.accounting import Ledger, Sampling, compose
 from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.accounting.statement import PrivacyStatement
@@ -18,6 +18,7 @@ from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.runner import epsilon_so_far, next_known
 from dpfedexp.engine.train import make_evaluator
 from dpfedexp.models import linear_regression
+from tests.arguments import arguments
 from tests.engine.small import BareClients
 
 PRIVATE = cdp_fedexp(clip=0.5, noise_multiplier=1.0)
@@ -33,8 +34,8 @@ def federation(clients: int = 6) -> Federation:
 def run(clients=None, **options):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
-    given = {"local": Sgd(lr=0.1, steps=1), "rounds": 2, "device": "cpu", "progress": False} | options
-    return train(model, federation() if clients is None else clients, PRIVATE, **given)
+    given = {"local": Sgd(lr=0.1, steps=1), "rounds": 2, "execution": "cpu"} | options
+    return train(model, federation() if clients is None else clients, PRIVATE, **arguments(given))
 
 
 @pytest.mark.parametrize(
@@ -45,16 +46,22 @@ def test_a_field_of_the_execution_is_sent_to_its_place(name, value):
         run(**{name: value})
 
 
-def test_a_device_and_an_execution_that_differ_are_an_error():
-    with pytest.raises(InputError, match="pass only one of them"):
-        run(device="cpu", execution=Execution(device="cuda"))
+def test_an_execution_is_a_device_or_an_execution():
+    with pytest.raises(InputError, match="execution is a int; it must be a device such as 'cuda', or an Execution"):
+        run(execution=3)
+    with pytest.raises(InputError, match=r"no argument 'seed'\. Write execution=Execution\(seed=1\)"):
+        fit(linear_regression(3), federation(150), seed=3)
     assert len(run(execution=Execution(chunk_size=2)).history) == 2
 
 
 @pytest.mark.parametrize(
     ("inputs", "targets", "words"),
     [
-        ((5, 4), (5,), r"test has inputs of shape \(5, 4\) and targets of shape \(5,\), which do not fit the model"),
+        (
+            (5, 4),
+            (5,),
+            r"evaluate has inputs of shape \(5, 4\) and targets of shape \(5,\), which do not fit the model",
+        ),
         ((5, 3), (5, 2), "which do not fit the model and its loss"),
         ((5, 3), (4,), "5 inputs and 4 targets"),
         ((0, 3), (0,), "at least 1"),
@@ -69,19 +76,21 @@ def test_a_test_set_that_does_not_fit_is_a_sentence_before_anything_is_charged(i
 
 def test_clients_that_can_not_cast_a_test_set_ask_for_a_function_instead():
     bare = BareClients([federation().client(n) for n in range(6)])
-    with pytest.raises(InputError, match=r"BareClients has no method prepare .* give evaluate"):
+    with pytest.raises(InputError, match=r"BareClients has no method prepare .* give a function"):
         run(bare, test=(torch.zeros(5, 3), torch.zeros(5)))
     assert len(run(bare, evaluate=lambda model: {"size": 1.0}).history) == 2
 
 
 def test_counts_may_be_numpys_and_are_recorded_as_pythons_own(tmp_path):
     options = {"local": Sgd(lr=0.1, steps=np.int64(2)), "participation": FixedSize(np.int64(4))}
-    whole = run(rounds=np.int64(3), evaluate_every=np.int32(2), checkpoint=tmp_path, **options)
+    whole = run(rounds=np.int64(3), evaluate=Evaluation(lambda model: {}, every=np.int32(2)), out=tmp_path, **options)
     assert len(whole.history) == 3
     settings = read_progress(tmp_path).settings
     assert (settings["rounds"], settings["evaluate_every"], settings["local.steps"]) == (3, 2, 2)
     options = {"local": Sgd(lr=0.1, steps=2), "participation": FixedSize(4)}
-    assert run(rounds=3, evaluate_every=2, checkpoint=tmp_path, resume=True, **options).history == whole.history
+    assert (
+        run(rounds=3, evaluate=Evaluation(lambda model: {}, every=2), out=tmp_path, **options).history == whole.history
+    )
 
 
 DELTA = 1e-5
@@ -119,8 +128,8 @@ def problem():
 def measured_run(**how):
     model, clients, _ = problem()
     # The functions below hold their rows on the processor.
-    how |= {"local": LOCAL, "rounds": 3, "progress": False, "device": "cpu"}
-    return train(model, clients, dp_fedavg(clip=1.0, noise_multiplier=0.1), **how)
+    how |= {"local": LOCAL, "rounds": 3, "execution": "cpu"}
+    return train(model, clients, dp_fedavg(clip=1.0, noise_multiplier=0.1), **arguments(how))
 
 
 def test_a_function_that_spoils_its_model_spoils_nothing_else():
@@ -174,14 +183,14 @@ def test_only_what_remembers_nothing_is_measured_without_a_copy(kind, kept):
     _, clients, test = problem()
     model = nn.Sequential(nn.Linear(3, 4), kind(), nn.Linear(4, 2))
     simulation, _ = prepare(model, clients, dp_fedavg(clip=1.0, noise_multiplier=0.1), local=LOCAL, rounds=3)
-    measuring = make_evaluator(test, None, clients, simulation.cohort, model)
+    measuring = make_evaluator(Evaluation(test), clients, simulation.cohort, model)
     assert measuring.forgets is kept
     state = simulation.begin()
     assert measuring(state) == measuring(state)
 
 
 def test_the_statement_names_what_was_chosen_and_nothing_that_was_given():
-    run = fit(linear_regression(3), federation(150), rounds=3, progress=False)
+    run = fit(linear_regression(3), federation(150), rounds=3)
     facts = " ".join(run.privacy.choices)
     chosen = ("cdp_fedexp with the safe step", "δ = 1e-05", "10 full-batch local steps", "the local rate", "the clip")
     assert all(words in facts for words in chosen)
@@ -189,10 +198,10 @@ def test_the_statement_names_what_was_chosen_and_nothing_that_was_given():
     assert f"{run.history[0]['local_rate']:.3g} by votes at first" in facts
     assert "This run chose its own settings: the algorithm" in run.privacy.text
     assert PrivacyStatement.from_json(run.privacy.to_json()) == run.privacy
-    settings = {"rounds": 2, "delta": 1e-6, "local": Sgd(lr=0.1, steps=2), "epsilon": 4, "progress": False}
+    settings = {"rounds": 2, "delta": 1e-6, "epsilon": 4}
     given = fit(linear_regression(3), federation(150), **settings)
     facts = " ".join(given.privacy.choices)
-    assert not any(words in facts for words in ("δ", "local", " rounds"))
+    assert not any(words in facts for words in ("δ", " rounds"))
     assert (given.privacy.delta, len(given.history)) == (1e-6, 2)
     assert 3.9 < given.privacy.epsilon_total <= 4.0
 

@@ -26,7 +26,7 @@ def answers(request, clients, updates):
 
 
 def simulation(algorithm, clients=CLIENTS, ballots=answers, votes=(LENGTH, NUMBER), **options):
-    given = {"local": Sgd(lr=0.02, steps=3), "rounds": 2, "device": "cpu"} | options
+    given = {"local": Sgd(lr=0.02, steps=3), "rounds": 2, "execution": "cpu"} | options
     made, _ = prepare(linear_regression(D), clients, algorithm, **given)
     secure = options.get("secure", False)
     mechanism = algorithm.bind(D, made.participation.expected(M), made.sampling, 2, secure, votes=votes)

@@ -31,7 +31,7 @@ def assert_first_round_is_the_simulators(w: Tensor) -> None:
     """`w` is the model after one round of the template's app with these settings."""
     algorithm = cdp_fedexp(clip=0.5, noise_multiplier=ALMOST_NO_NOISE)
     clients = synthetic_regression(3, 20).federation
-    run = train(linear_regression(20), clients, algorithm, local=Sgd(**LOCAL), rounds=1, progress=False)
+    run = train(linear_regression(20), clients, algorithm, local=Sgd(**LOCAL), rounds=1)
     # The reported model averages the start, which is zero, with the first iterate.
     simulated = 2 * next(iter(run.model.parameters())).detach().double().flatten()
     assert float(simulated.norm()) > 0.1

@@ -79,7 +79,7 @@ def test_six_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeypat
     grid = LoopbackGrid(plain_app(federation, model), 6, run_config=announced if name.startswith("fedexp") else {})
     _, result = flower_run(tmp_path, algorithm, federation, model, rounds=6, noise=noise, grid=grid)
     silent_streams(monkeypatch, noise)
-    run = train(model, federation, algorithm, local=LOCAL, rounds=6, progress=False)
+    run = train(model, federation, algorithm, local=LOCAL, rounds=6)
     ours = torch.cat([torch.from_numpy(a.numpy()).flatten() for a in result.arrays.values()])
     theirs = flat(run.model)
     assert float((theirs - flat(model)).norm()) > 1e-2, (
@@ -152,7 +152,7 @@ def test_noisy_rounds_have_the_simulators_distribution(algorithm, tmp_path, monk
     grid = LoopbackGrid(plain_app(federation, model), 3, serialize=False)
     strategy = DpFedExp(algorithm, clients=3, rounds=ROUNDS, folder=tmp_path, node_timeout=1)
     engine = strategy.engine(grid, ArrayRecord(model.state_dict()), 1.0, ConfigRecord())
-    simulation, _ = prepare(model, federation, algorithm, local=LOCAL, rounds=1, device="cpu")
+    simulation, _ = prepare(model, federation, algorithm, local=LOCAL, rounds=1, execution="cpu")
     ours, theirs, start, before = [], [], engine.begin(), simulation.begin()
     for seed in range(ROUNDS):
         after, shown = engine.step(start, Ledger.in_memory())

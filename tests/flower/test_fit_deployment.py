@@ -181,7 +181,7 @@ def test_ten_nodes_choose_what_one_machine_chooses_for_the_same_clients(tmp_path
             deployed = Run.load(tmp_path / kind, model=task["build_model"]())
 
             given = {"epsilon": 8, "rounds": ROUNDS, "evaluate": "clients", "held_out": HELD_OUT}
-            simulated = fit(model, clients, **given, secure=True, progress=False)
+            simulated = fit(model, clients, **given, secure=True)
             assert charged(deployed) == charged(simulated), "the same noise in the same votes, rounds and measurements"
             assert len(charged(deployed)) == 2 + 2 * ROUNDS
             for name in ("epsilon_total", "delta", "rounds", "algorithm", "clients", "adjacency"):

@@ -175,8 +175,7 @@ def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_sec
         make(clip=0.5, noise_multiplier=ALMOST_NO_NOISE),
         local=kind(**given),
         rounds=3,
-        progress=False,
-        device="cpu",
+        execution="cpu",
     )
     torch.testing.assert_close(strategy.state.w.float(), flat(run.model), rtol=0.0, atol=2e-5)
     assert float(flat(run.model).norm()) > 0.1

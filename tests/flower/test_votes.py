@@ -58,7 +58,7 @@ def lengths(request, clients, updates):
 
 def simulated(monkeypatch, federation, model):
     silent_streams(monkeypatch)
-    made, _ = prepare(model, federation, ALGORITHM, local=LOCAL, rounds=2, device="cpu")
+    made, _ = prepare(model, federation, ALGORITHM, local=LOCAL, rounds=2, execution="cpu")
     cohort = replace(made.cohort, ballots=lengths)
     made = replace(made, mechanism=ALGORITHM.bind(20, 6, made.sampling, 2, votes=VOTES), cohort=cohort)
     state, ledger, found = made.begin(), Ledger.in_memory(), []

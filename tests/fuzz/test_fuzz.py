@@ -308,7 +308,7 @@ LINES = (
     "privacy noise --epsilon 5 --rounds 5 --mechanism local-gaussian",
     "privacy rounds --epsilon 5 -z 5 --adjacency add-remove",
     "privacy verify out",
-    "train run.toml --out out --quiet --resume",
+    "train run.toml --out out --quiet",
     "train run.toml --set algorithm.clip=0 --set run.rounds=1",
     "init out --force",
     "report out",

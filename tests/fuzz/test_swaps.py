@@ -20,8 +20,9 @@ from dpfedexp import Execution, Sgd, cdp_fedexp, dp_scaffold
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.data import synthetic_regression
+from dpfedexp.engine.checkpoint import load
 from dpfedexp.engine.engine import Engine
-from dpfedexp.engine.open_run import OpenRun, described, find
+from dpfedexp.engine.open_run import OpenRun, described
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.models import linear_regression
@@ -61,7 +62,7 @@ class World:
             execution=Execution(device="cpu", trainer="loop"),
             secure=self.secure,
         )
-        last = find(self.folder, resume=True)
+        last = load(self.folder)
         open_run = OpenRun.open(described(simulation, simulation.cohort, ROUNDS), None, self.folder, last, resume=True)
         return replace(simulation, run=open_run.name), open_run
 

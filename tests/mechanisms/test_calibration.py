@@ -92,7 +92,7 @@ def test_a_pure_target_is_kept_at_delta_0_by_every_split(target, per):
         assert 0.9 * target < pure <= target
 
 
-HALF = {"participation": Poisson(0.4), "population": M + 3, "rounds": 3}
+HALF = {"participation": Poisson(0.4, population=M + 3), "rounds": 3}
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,7 @@ HALF = {"participation": Poisson(0.4), "population": M + 3, "rounds": 3}
     ],
 )
 def test_a_budget_equal_to_the_target_lets_all_rounds_run(algorithm, more, secure):
-    given = {"local": Sgd(lr=0.02, steps=1), "rounds": ROUNDS, "progress": False, "device": "cpu"}
-    given |= {"execution": Execution(trainer="loop"), **more}
+    given = {"local": Sgd(lr=0.02, steps=1), "rounds": ROUNDS, "execution": Execution("cpu", trainer="loop"), **more}
     done = train(linear_regression(D), PROBLEM.federation, algorithm, budget=8.0, secure=secure, **given)
     assert done.stopped is None
     assert len(done.history) == given["rounds"]
@@ -171,7 +170,6 @@ def test_the_adaptive_clip_of_a_round_is_the_radius_that_its_mechanism_keeps_and
         local=Sgd(lr=1e-4, steps=1),
         rounds=4,
         secure=secure,
-        progress=False,
         execution=Execution(device="cpu", chunk_size=6, trainer="loop"),
     )
     clips = [record["clip"] for record in done.history]

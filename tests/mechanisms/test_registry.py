@@ -92,7 +92,7 @@ def test_a_mechanism_is_the_same_after_a_journey_as_text(name):
 def test_the_simulator_charges_the_mechanisms_own_event_and_the_statement_says_so(name, tmp_path):
     model, clients = problem()
     path = tmp_path / "ledger.jsonl"
-    given = {"local": Sgd(lr=0.1, steps=2), "rounds": 3, "progress": False, "device": "cpu"}
+    given = {"local": Sgd(lr=0.1, steps=2), "rounds": 3, "execution": "cpu"}
     run = train(model, clients, algorithm(name), ledger=path, **given)
     event = bound(name).event(Sampling())
     assert Ledger.open(path).charges() == [(event, 3)]

@@ -20,6 +20,7 @@ from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.models import linear_regression
+from tests.arguments import arguments
 
 CENTRAL = {
     "plain": CentralGaussian(0.3, 2.0),
@@ -136,8 +137,8 @@ PROBLEM = synthetic_regression(20, 5, seed=1)
 
 
 def run(algorithm, **options):
-    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 3, "progress": False, "device": "cpu"} | options
-    return train(linear_regression(5), PROBLEM.federation, algorithm, **options)
+    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 3, "execution": "cpu"} | options
+    return train(linear_regression(5), PROBLEM.federation, algorithm, **arguments(options))
 
 
 @pytest.mark.parametrize(
@@ -182,8 +183,8 @@ def test_a_secure_round_that_is_computed_again_is_paid_for_again(tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", fail)
         with pytest.raises(Crash):
-            run(algorithm, secure=True, checkpoint=tmp_path)
-    done = run(algorithm, secure=True, checkpoint=tmp_path, resume=True)
+            run(algorithm, secure=True, out=tmp_path)
+    done = run(algorithm, secure=True, out=tmp_path)
     assert [entry.round for entry in done.ledger.entries] == [1, 1, 2, 3]
     assert done.ledger.header["simulated"] is False
     event = done.ledger.entries[0].event

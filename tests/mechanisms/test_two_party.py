@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfedexp import Federation, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
+from dpfedexp import Federation, Full, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
 from dpfedexp.accounting import compose
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms.algorithm import with_aggregation
@@ -166,9 +166,9 @@ def problem():
 @pytest.mark.parametrize("aggregation", ["two-party", "two-party-one-sided"])
 def test_train_takes_the_aggregation_and_states_it(aggregation, tmp_path):
     model, clients = problem()
-    more = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "progress": False, "device": "cpu"}
-    algorithm = cdp_fedexp(clip=AdaptiveClip(initial=0.3), target_epsilon=8.0)
-    run = train(model, clients, algorithm, aggregation=aggregation, out=tmp_path / "run", **more)
+    more = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "execution": "cpu"}
+    algorithm = with_aggregation(cdp_fedexp(clip=AdaptiveClip(initial=0.3), target_epsilon=8.0), aggregation)
+    run = train(model, clients, algorithm, out=tmp_path / "run", **more)
     text = str(run.privacy)
     assert run.privacy.setting == "two-party"
     assert run.privacy.epsilon_total == pytest.approx(8.0, rel=1e-3)
@@ -177,34 +177,40 @@ def test_train_takes_the_aggregation_and_states_it(aggregation, tmp_path):
     assert ("Against the helper nothing is promised" in text) == (aggregation != "two-party")
     readers = run.privacy.models_only.epsilon_total
     assert readers < 0.75 * 8 if aggregation == "two-party" else readers == run.privacy.epsilon_total
-    again = train(model, clients, algorithm, aggregation=aggregation, **more)
+    again = train(model, clients, algorithm, **more)
     assert [line["eta_g"] for line in again.history] == [line["eta_g"] for line in run.history]
 
 
 def test_scaffold_secure_noise_and_sampling_run_with_two_aggregators():
     model, clients = problem()
-    more = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "progress": False, "device": "cpu", "aggregation": "two-party"}
-    run = train(model, clients, dp_scaffold(clip=0.3, noise_multiplier=1.0), **more)
-    assert len(run.history) == 2
-    sampled = train(
-        model, clients, dp_fedavg(clip=0.3, noise_multiplier=1.0), secure=True, participation=Poisson(0.5), **more
+    more = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "execution": "cpu"}
+    scaffold, average = (
+        with_aggregation(one(clip=0.3, noise_multiplier=1.0), "two-party") for one in (dp_scaffold, dp_fedavg)
     )
+    run = train(model, clients, scaffold, **more)
+    assert len(run.history) == 2
+    sampled = train(model, clients, average, secure=True, participation=Poisson(0.5), **more)
     assert sampled.privacy.models_only.epsilon_total < sampled.privacy.epsilon_total / 1.5
     assert "sampling counts for them" in str(sampled.privacy)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "more", "words"),
+    ("algorithm", "aggregation", "words"),
     [
-        (ldp_fedexp(clip=0.3, noise_multiplier=1.0), {}, "needs 'central-gaussian'"),
-        (dp_fedavg(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"), {}, "both aggregators see who takes part"),
-        (dp_fedavg(clip=0.3, noise_multiplier=1.0), {"aggregation": "three-party"}, "'three-party'"),
+        (ldp_fedexp(clip=0.3, noise_multiplier=1.0), "two-party", "needs 'central-gaussian'"),
+        (
+            dp_fedavg(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
+            "two-party",
+            "both aggregators see who takes part",
+        ),
+        (dp_fedavg(clip=0.3, noise_multiplier=1.0), "three-party", "'three-party'"),
     ],
 )
-def test_what_two_aggregators_can_not_do_is_refused(algorithm, more, words):
+def test_what_two_aggregators_can_not_do_is_refused(algorithm, aggregation, words):
     with pytest.raises(InputError, match="52 bits"):
         with_aggregation(dp_fedavg(clip=1.0, noise_multiplier=1e-3), "two-party").bind(D, 1e9, Sampling(), 1)
     model, clients = problem()
-    given_ = {"local": Sgd(lr=0.1, steps=2), "rounds": 1, "progress": False, "aggregation": "two-party"} | more
+    who = Full(population=CLIENTS) if algorithm.adjacency == "add-remove" else None
     with pytest.raises(InputError, match=words):
-        train(model, clients, algorithm, **given_)
+        two = with_aggregation(algorithm, aggregation)
+        train(model, clients, two, local=Sgd(lr=0.1, steps=2), rounds=1, participation=who)

@@ -50,6 +50,6 @@ def test_the_plain_loop_takes_our_round():
     x, y = work.data(3)
     loop = plain_round(model, x, y, lr=0.1, steps=2, clip=1e6, noise=0.0)
     clients = Federation.from_clients(zip(x, y, strict=True))
-    ours = train(model, clients, fedavg(), local=Sgd(lr=0.1, steps=2), rounds=1, progress=False, device="cpu")
+    ours = train(model, clients, fedavg(), local=Sgd(lr=0.1, steps=2), rounds=1, execution="cpu")
     start, end = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, ours.model))
     assert torch.allclose(end - start, loop, atol=1e-6)

@@ -194,8 +194,7 @@ def test_made_up_problems_train_vectorized_and_follow_from_the_seed(make):
         dp_fedavg(clip="adaptive", target_epsilon=8.0, delta=DELTA),
         local=Sgd(lr=0.1, steps=2),
         rounds=2,
-        test=first.test,
-        progress=False,
+        evaluate=first.test,
     )
     assert ended.trainer != "loop"
     assert math.isfinite(ended.history[-1]["test_loss"])

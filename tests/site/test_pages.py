@@ -26,7 +26,7 @@ DECIDE = (ROOT / "docs" / "decide.md").read_text(encoding="utf-8")
         ("`Federation.from_pandas(df, by='user')`", "`Federation.from_panda(df)`"),
         ("`dpfedexp privacy verify`", "`dpfedexp privacy verfy`"),
         ("`dpfedexp plan --clients 3`", "`dpfedexp plan --client 3`"),
-        ("```bash\ndpfedexp train my.toml --resume\n```", "```bash\ndpfedexp train my.toml --resum\n```"),
+        ("```bash\ndpfedexp train my.toml --quiet\n```", "```bash\ndpfedexp train my.toml --quite\n```"),
         ("    dpfedexp flower up --data rows", "    dpfedexp flower up --nodes 3"),
         ("`python -m reproduction paper table1`", "`python -m reproduction papers table1`"),
         ("`python -m reproduction.benchmarks.scale`", "`python -m reproduction.benchmarks.scales`"),

@@ -36,17 +36,14 @@ def test_memory_that_is_no_size_is_one_sentence(text):
 def test_a_budget_decides_the_chunk_and_not_the_result():
     clients = federation()
     model = nn.Sequential(nn.Linear(5, 3))
-    options = {"local": Sgd(lr=0.1, steps=2), "device": "cpu"}
+    options = {"local": Sgd(lr=0.1, steps=2), "execution": "cpu"}
     one = chunk.footprint(simulated(model, clients, options["local"]).task).bytes
     sizes = [
         prepare(model, clients, fedavg(), rounds=1, execution=Execution(memory=n * one), **options)[0].cohort.chunk_size
         for n in (0.5, 1, 3.5, 100)
     ]
     assert sizes == [1, 1, 3, 6]
-    runs = [
-        train(model, clients, fedavg(), rounds=2, execution=Execution(memory=n * one), progress=False, **options)
-        for n in (1, 100)
-    ]
+    runs = [train(model, clients, fedavg(), rounds=2, execution=Execution(memory=n * one), **options) for n in (1, 100)]
     assert torch.allclose(runs[0].model[0].weight, runs[1].model[0].weight, atol=1e-6)
 
 
@@ -66,7 +63,7 @@ def test_a_large_model_gets_room_for_every_core(monkeypatch):
 def test_scaffolds_rows_on_disk_give_the_run_of_rows_in_memory(monkeypatch):
     clients = federation()
     model = nn.Sequential(nn.Linear(5, 3))
-    options = {"local": Sgd(lr=0.1, steps=2), "rounds": 3, "progress": False, "device": "cpu"}
+    options = {"local": Sgd(lr=0.1, steps=2), "rounds": 3, "execution": "cpu"}
     algorithm = dp_scaffold(clip=0.3, noise_multiplier=1.0)
     in_memory = train(model, clients, algorithm, **options)
     monkeypatch.setattr(engine, "zero_rows", lambda count, width: rows.zero_rows(count, width, most=0))

@@ -111,7 +111,7 @@ def test_a_run_is_the_same_whatever_the_chunk_size(name, trainer):
     runs = []
     for size in (1, 3, 4):
         execution = Execution(device="cpu", chunk_size=size, trainer=trainer)
-        given = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "execution": execution, "progress": False}
+        given = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "execution": execution}
         runs.append(train(model, federation(shape), fedavg(), **given).model)
     for other in runs[1:]:
         for one, two in zip(runs[0].parameters(), other.parameters(), strict=True):

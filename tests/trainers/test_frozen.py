@@ -42,7 +42,7 @@ def test_a_pretrained_network_in_eval_mode_trains_and_its_statistics_stand_still
         model.head.requires_grad_(True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     algorithm = dp_fedavg(clip=1.0, noise_multiplier=1.0)
-    run = train(model, federation(), algorithm, local=LOCAL, rounds=2, secure=secure, progress=False, device="cpu")
+    run = train(model, federation(), algorithm, local=LOCAL, rounds=2, secure=secure, execution="cpu")
     after = run.model.state_dict()
     for name in dict(model.named_buffers()):
         assert torch.equal(after[name], before[name])
@@ -93,7 +93,7 @@ def test_adapters_alone_are_trained_sent_and_counted():
     simulation = simulated(model, clients, LOCAL)
     assert simulation.task.layout.dimension == 2 * 2 * 64 * 2
     assert footprint(simulation.task).dimension == 2 * 2 * 64 * 2
-    run = train(model, clients, fedavg(), local=LOCAL, rounds=3, progress=False, device="cpu")
+    run = train(model, clients, fedavg(), local=LOCAL, rounds=3, execution="cpu")
     for (name, before), after in zip(model.named_parameters(), run.model.parameters(), strict=True):
         assert torch.equal(before, after) != before.requires_grad, name
 

@@ -69,7 +69,7 @@ def test_several_inputs_and_outputs_train_as_one(kind, trainer):
 
 def test_a_run_with_several_inputs_finishes_on_auto_and_with_a_rate_that_sets_itself():
     local = Sgd(lr="auto", steps=2, batch_size=2)
-    given = {"local": local, "rounds": 2, "loss": gaussian, "progress": False, "device": "cpu"}
+    given = {"local": local, "rounds": 2, "loss": gaussian, "execution": "cpu"}
     for secure in (False, True):
         assert len(train(Two(), FEDERATIONS["dictionary"], PRIVATE, secure=secure, **given).history) == 2
 
@@ -90,7 +90,7 @@ def test_a_test_set_of_several_inputs_is_measured_with_a_loss_of_several_outputs
     clients = FEDERATIONS["dictionary"]
     a, b, y = (torch.cat(parts) for parts in zip(*rows(), strict=True))
     test = {"numbers": b, "tokens": a}, y
-    run = train(Two(), clients, fedavg(), local=LOCAL, rounds=1, loss=gaussian, test=test, progress=False)
+    run = train(Two(), clients, fedavg(), local=LOCAL, rounds=1, loss=gaussian, evaluate=test)
     with torch.no_grad():
         expected = float(gaussian(run.model(**test[0]), y).mean())
     assert run.history[-1]["test_loss"] == pytest.approx(expected, rel=1e-5)

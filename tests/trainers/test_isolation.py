@@ -95,7 +95,7 @@ def test_replacing_one_client_moves_no_other_row(trainer, how, device):
 
 
 def test_without_a_public_bound_a_secure_run_trains_one_by_one_and_says_why():
-    given = {"local": Sgd(lr=3.0, steps=2), "rounds": 1, "secure": True, "progress": False}
+    given = {"local": Sgd(lr=3.0, steps=2), "rounds": 1, "secure": True}
     with pytest.warns(UserWarning, match=r"secure, so clients are trained one by one; give local\.max_examples"):
         run = train(net(), federation(4, 1), PRIVATE, **given)
     assert run.trainer in ("tiled-loop", "loop")
@@ -238,7 +238,7 @@ def test_a_client_that_nothing_can_be_learned_from_stops_no_client_and_moves_no_
 
 def test_the_rows_of_the_first_clients_are_not_named_in_an_error():
     rows = [(torch.randn(3, 6), torch.full((3,), 99)), *((torch.randn(3, 6), torch.zeros(3).long()) for _ in range(5))]
-    options = {"local": Sgd(lr=0.1, steps=2, max_examples=3), "rounds": 1, "progress": False, "device": "cpu"}
+    options = {"local": Sgd(lr=0.1, steps=2, max_examples=3), "rounds": 1, "execution": "cpu"}
     assert len(train(net(), Federation.from_clients(rows), PRIVATE, secure=True, **options).history) == 1
     with pytest.raises(InputError, match="99"):
         train(net(), Federation.from_clients(rows), PRIVATE, **options)
@@ -275,7 +275,7 @@ def test_a_model_that_is_written_while_clients_train_ends_the_round_before_it_is
 def test_a_model_that_nobody_could_train_is_refused_before_anything_is_charged():
     fails = Made(lambda self, x: self.layer(x.double()), layer=nn.Linear(6, 3).double())
     ledger = Ledger.in_memory()
-    options = {"local": LOCALS["full batch"], "rounds": 1, "ledger": ledger, "progress": False}
+    options = {"local": LOCALS["full batch"], "rounds": 1, "ledger": ledger}
     with pytest.raises(InputError, match="can't be computed on a batch of synthetic rows"):
         train(fails, federation(4, 1), PRIVATE, secure=True, **options)
     assert len(ledger) == 0

@@ -23,7 +23,7 @@ def net() -> nn.Module:
 
 def trained(federation: Federation, trainer: str, local: Sgd, **options) -> torch.Tensor:
     execution = Execution(device="cpu", trainer=trainer)
-    run = train(net(), federation, fedavg(), local=local, rounds=5, execution=execution, progress=False, **options)
+    run = train(net(), federation, fedavg(), local=local, rounds=5, execution=execution, **options)
     return nn.utils.parameters_to_vector(run.model.parameters()).detach()
 
 

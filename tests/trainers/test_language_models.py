@@ -54,8 +54,8 @@ def test_a_model_from_a_configuration_trains_many_clients_at_once(kind, masked):
 
 def test_logits_are_measured_and_other_parts_are_not_guessed():
     clients = federation("llama", masked=True)
-    options = {"local": AdamW(lr=0.01, steps=2), "rounds": 1, "progress": False, "device": "cpu"}
-    run = train(model_of("llama"), clients, fedavg(), loss="ce", test=clients.client(0), **options)
+    options = {"local": AdamW(lr=0.01, steps=2), "rounds": 1, "execution": "cpu"}
+    run = train(model_of("llama"), clients, fedavg(), loss="ce", evaluate=clients.client(0), **options)
     assert run.trainer == "vectorized"
     assert 0.0 <= run.history[-1]["test_accuracy"] <= 1.0
     encoder = transformers.LlamaModel(model_of("llama").config)
@@ -76,8 +76,7 @@ def test_adapters_of_peft_are_all_that_trains_counts_and_is_noised():
         "local": AdamW(lr=0.01, steps=2),
         "rounds": 2,
         "loss": "cross-entropy",
-        "progress": False,
-        "device": "cpu",
+        "execution": "cpu",
     }
     run = train(model, federation("llama", masked=True), dp_fedavg(clip=1.0, noise_multiplier=1.0), **options)
     assert run.trainer == "vectorized"

@@ -144,7 +144,7 @@ def test_one_client_takes_torchs_steps_to_a_millionth():
     x, y = torch.randn(9, 3, generator=generator), torch.randn(9, 1, generator=generator)
     torch.manual_seed(0)
     model, local = torch.nn.Linear(3, 1), dpfedexp.AdamW(lr=0.01, steps=4)
-    trained = train(model, Federation.from_clients([(x, y)]), fedavg(), local=local, rounds=1, progress=False).model
+    trained = train(model, Federation.from_clients([(x, y)]), fedavg(), local=local, rounds=1).model
     steps = ADAMW(model.parameters(), lr=local.lr)
     for _ in range(4):
         steps.zero_grad()
@@ -157,7 +157,7 @@ def test_one_client_takes_torchs_steps_to_a_millionth():
 def test_a_schedules_rates_are_those_of_its_rounds(clients):
     """Three rounds under a schedule are three runs of one round at its rates; 1e-6 for the model's float32 in between."""
     schedule = dpfedexp.CosineRate(rounds=4, final_share=0.1, warm_up=1)
-    options = {"rounds": 1, "progress": False, "execution": Execution(device="cpu", trainer="vectorized")}
+    options = {"rounds": 1, "execution": Execution(device="cpu", trainer="vectorized")}
     model = MODEL
     for number in (1, 2, 3):
         local = Sgd(lr=0.2 * schedule.share(number), steps=2)
@@ -280,7 +280,7 @@ def test_nothing_is_charged_for_a_run_that_is_refused(tmp_path):
     clients = Federation.from_clients([(torch.ones(2, 3), torch.ones(2)) for _ in range(4)])
     model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
     with pytest.raises(InputError, match="mixes clients"):
-        train(model, clients, PRIVATE, local=made(late), rounds=2, ledger=tmp_path / "ledger.jsonl", progress=False)
+        train(model, clients, PRIVATE, local=made(late), rounds=2, ledger=tmp_path / "ledger.jsonl")
     assert not (tmp_path / "ledger.jsonl").exists()
 
 

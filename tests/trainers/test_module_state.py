@@ -83,7 +83,7 @@ def test_state_that_training_changes_is_refused_by_the_name_of_its_layer(name, s
         # Whether its power iteration still moves is up to the weights; that it writes is found in any case.
         words += "|writes into a tensor that outlives the pass"
     with pytest.raises(InputError, match=words):
-        train(make(), clients(), PRIVATE, local=LOCAL, rounds=1, secure=secure, progress=False)
+        train(make(), clients(), PRIVATE, local=LOCAL, rounds=1, secure=secure)
 
 
 @pytest.mark.parametrize("name", ["batch norm", "spectral norm", "running mean"])
@@ -93,7 +93,7 @@ def test_the_remedy_of_the_sentence_works_and_a_frozen_layer_is_accepted(name):
         if not isinstance(part, nn.Linear | nn.Sequential):
             part.eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    run = train(model, clients(), PRIVATE, local=LOCAL, rounds=2, progress=False)
+    run = train(model, clients(), PRIVATE, local=LOCAL, rounds=2)
     trained = dict(run.model.named_parameters())
     assert any(not torch.equal(value.detach(), before[key]) for key, value in trained.items())
     for key, value in run.model.named_buffers():
@@ -103,7 +103,7 @@ def test_the_remedy_of_the_sentence_works_and_a_frozen_layer_is_accepted(name):
 def test_batch_statistics_that_are_not_kept_are_fine():
     model = net(nn.BatchNorm1d(4, track_running_stats=False))
     with pytest.warns(UserWarning, match="mixes the examples of a batch"):
-        run = train(model, clients(), PRIVATE, local=LOCAL, rounds=1, progress=False)
+        run = train(model, clients(), PRIVATE, local=LOCAL, rounds=1)
     assert len(run.history) == 1
 
 
@@ -114,7 +114,7 @@ def test_caches_and_derived_weights_are_not_taken_for_data():
         return x + holds.table
 
     model = net(Holds(cached), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
-    run = train(model, clients(), PRIVATE, local=LOCAL, rounds=2, execution=Execution(trainer="loop"), progress=False)
+    run = train(model, clients(), PRIVATE, local=LOCAL, rounds=2, execution=Execution(trainer="loop"))
     assert len(run.history) == 2
 
 
@@ -139,7 +139,7 @@ def test_metrics_come_from_the_released_parameters_in_a_fresh_copy():
         module.smuggled = 1.0
         return {"fresh": float(not hasattr(model, "smuggled"))}
 
-    train(model, clients(), PRIVATE, local=LOCAL, rounds=2, evaluate=evaluate, progress=False)
+    train(model, clients(), PRIVATE, local=LOCAL, rounds=2, evaluate=evaluate)
     assert len({id(module) for module in seen}) == 2
     assert not any(module.training for module in seen)
 
@@ -209,7 +209,7 @@ def test_a_loss_that_begins_to_remember_later_reaches_no_other_client(secure):
         return losses * (1 + before)
 
     ledger = Ledger.in_memory()
-    options = {"local": Sgd(lr=0.1, steps=4), "rounds": 50, "execution": Execution(trainer="loop"), "progress": False}
+    options = {"local": Sgd(lr=0.1, steps=4), "rounds": 50, "execution": Execution(trainer="loop")}
     if not secure:
         with pytest.raises(InputError, match="the loss function has seen before"):
             train(nn.Linear(4, 2), clients(), PRIVATE, loss=late, ledger=ledger, **options)
@@ -232,7 +232,7 @@ def picky(holds: Holds, x: Tensor) -> Tensor:
 def test_a_model_that_takes_no_made_up_rows_is_simulated_on_real_ones_and_refused_in_a_secure_run():
     # The first client has no rows that could be looked at.
     data = Federation.from_clients([(torch.rand(n, 4), torch.zeros(n, dtype=torch.int64)) for n in (0, 5, 5, 5)])
-    options = {"local": LOCAL, "rounds": 1, "execution": Execution(trainer="loop"), "progress": False}
+    options = {"local": LOCAL, "rounds": 1, "execution": Execution(trainer="loop")}
     assert len(train(net(Holds(picky)), data, PRIVATE, **options).history) == 1
     with pytest.raises(InputError, match=r"numbers between -1 and 1.*synthetic rows first"):
         train(net(Holds(picky)), data, PRIVATE, secure=True, **options)
@@ -259,7 +259,7 @@ class Rare(nn.Module):
 def test_what_a_module_forgets_at_the_next_batch_is_found_before_it_is_asked(secure):
     rows = [(torch.randint(2, 8, (3, 4)), torch.randint(0, 2, (3,))) for _ in range(4)]
     ledger, execution = Ledger.in_memory(), Execution(device="cpu", trainer="loop")
-    options = {"local": LOCAL, "rounds": 1, "progress": False, "ledger": ledger, "execution": execution}
+    options = {"local": LOCAL, "rounds": 1, "ledger": ledger, "execution": execution}
     with pytest.raises(InputError, match="writes into a tensor that outlives the pass" if secure else "'memory'"):
         train(Rare(), Federation.from_clients(rows), PRIVATE, secure=secure, **options)
     assert len(ledger) == 0

@@ -299,7 +299,7 @@ def test_a_client_whose_rows_can_not_be_read_is_not_named_and_stops_no_other(pla
     clients = GeneratedClients(COUNT, ROWS, make)
     found = one_round(secured(net(), clients, BOUNDED))
     assert ((found != 0).any(1) == (torch.arange(COUNT) != place)).all()
-    run = train(net(), clients, PRIVATE, local=BOUNDED, rounds=1, secure=True, progress=False, out=tmp_path / "run")
+    run = train(net(), clients, PRIVATE, local=BOUNDED, rounds=1, secure=True, out=tmp_path / "run")
     assert len(run.history) == 1
 
 

@@ -94,7 +94,7 @@ def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
 
 
 def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
-    options = {"local": LOCAL, "rounds": 2, "progress": False, "device": "cpu", "checkpoint": tmp_path}
+    options = {"local": LOCAL, "rounds": 2, "execution": "cpu", "out": tmp_path}
 
     def stop(record):
         raise KeyboardInterrupt
@@ -103,7 +103,7 @@ def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         train(NETWORKS["paper"], federation(), fedavg(), execution=execution, on_round=stop, **options)
     monkeypatch.setattr(tune, "_time", lambda *_: pytest.fail("a resumed run does not choose again"))
-    assert train(NETWORKS["paper"], federation(), fedavg(), resume=True, **options).trainer == "tiled-vectorized"
+    assert train(NETWORKS["paper"], federation(), fedavg(), **options).trainer == "tiled-vectorized"
     assert trainer_again("tiled-loop", "cuda") == "auto"
     assert trainer_again("fused", "cpu") == "auto"
 

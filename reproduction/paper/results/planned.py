@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
+from dpfedexp import Full, OnAdvice
 from dpfedexp.config import Settings, problem
 from dpfedexp.config.problem import Problem
 from dpfedexp.engine.advice import silence
@@ -122,13 +123,10 @@ class TrainingRun:
             built.federation,
             settings.build_algorithm(),
             local=settings.build_local(),
-            participation=settings.build_participation(),
-            population=population,
-            test=built.test,
-            evaluate=built.evaluate,
-            progress=False,
-            on_advice=silence,
+            participation=replace(cast(Full, settings.build_participation()), population=population),
+            evaluate=settings.build_evaluate(built.evaluate or built.test),
             execution=replace(settings.build_execution(), device=place.device),
+            on_round=OnAdvice(silence),
             **settings.run_options(),
         )
         history = [{key: finite(value) for key, value in record.items()} for record in done.history]

@@ -106,7 +106,7 @@ def extra_releases(
     if evaluations and kind.is_local:
         raise InputError(
             "evaluate is 'clients' in a local setting: what one client measures would need noise of its own that is larger than "
-            "the number. Use a central mechanism, or measure on public data: test=(inputs, targets)."
+            "the number. Use a central mechanism, or measure on public data: evaluate=(inputs, targets)."
         )
     if automatic and kind.is_local:
         raise InputError(

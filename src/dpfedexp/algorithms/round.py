@@ -41,19 +41,19 @@ class Participation(Protocol):
         ...
 
 
-def public_population(
-    adjacency: Adjacency, participation: Participation, present: int, population: int | None = None
-) -> int:
+def public_population(adjacency: Adjacency, participation: Participation, present: int) -> int:
     """The number of clients that denominators, sampling rates and accounting are made from.
 
     Formal guarantee: it is the same for all neighbors. Under replace-one they have equally many clients, so it is the number of
     those present. Under add-remove that number is what the guarantee hides: a divisor counted from the data would move the whole
-    mean when one client comes or goes. There it is declared.
+    mean when one client comes or goes. There `participation` declares it, and the federation may hold more or fewer.
 
     Args:
+        adjacency: the algorithm's.
+        participation: may declare a population.
         present: how many clients the federation holds; private under add-remove.
-        population: the declared number. Under add-remove the federation may hold more or fewer.
     """
+    population = getattr(participation, "population", None)
     if population is not None:
         require(is_count(population), f"population is {population!r}; it must be a positive whole number.")
     if adjacency == "replace-one":
@@ -66,7 +66,8 @@ def public_population(
     if population is None:
         raise InputError(
             "population is missing: under add-remove adjacency the number of clients is private, so sums are divided by a number "
-            "that is declared and not counted; write population=1000, say, or population = 1000 under [participation]."
+            "that is declared and not counted; write participation=Full(population=1000), say, or population = 1000 under "
+            "[participation]."
         )
     # With one more client, another would be left out, which is not the full round that is charged.
     require(
@@ -82,9 +83,15 @@ def public_population(
 class Full:
     """Every client in every round.
 
+    Args:
+        population: the public number of clients. Under add-remove adjacency how many there are is private, so it must be declared:
+            sums are divided by it, and the federation may hold more or fewer. Under replace-one it is the federation's own.
+
     >>> Full().expected(1000)
     1000.0
     """
+
+    population: int | None = None
 
     def sampling(self, clients: int) -> Sampling:
         return Sampling()
@@ -103,11 +110,16 @@ class Poisson:
 
     With rate 1 it is `Full`, and costs what that costs.
 
+    Args:
+        rate: the probability, above 0 and at most 1.
+        population: as for `Full`.
+
     >>> Poisson(0.1).expected(1000)
     100.0
     """
 
     rate: float
+    population: int | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -135,11 +147,16 @@ class FixedSize:
     Under add-remove one client more pushes another one out, so two contributions differ and no amplification is claimed. Sums are
     divided by `count` in any case.
 
+    Args:
+        count: clients of a round.
+        population: as for `Full`.
+
     >>> FixedSize(100).expected(1000)
     100.0
     """
 
     count: int
+    population: int | None = None
 
     def __post_init__(self) -> None:
         require(is_count(self.count), f"cohort is {self.count!r}; it must be a positive whole number.")
@@ -169,15 +186,17 @@ class LargerCohort:
     Args:
         simulated: who of the clients that are there takes part.
         noise_cohort: clients of a round of the deployment.
-        stand_ins: how many simulated clients are expected in a round.
+        population: clients of the deployment; by default as many as give the simulation's sampling rate.
+        stand_ins: how many simulated clients are expected in a round; a run fills it in.
 
-    >>> LargerCohort(FixedSize(50), noise_cohort=1000, stand_ins=50).sampling(20000)
+    >>> LargerCohort(FixedSize(50), noise_cohort=1000).sampling(20000)
     Sampling(kind='fixed', rate=0.05)
     """
 
     simulated: Participation
     noise_cohort: int
-    stand_ins: float
+    population: int | None = None
+    stand_ins: float = 1.0
 
     def __post_init__(self) -> None:
         require(
@@ -213,13 +232,11 @@ class LargerCohort:
         return self.simulated.cohort(clients, noise)
 
 
-def larger_cohort(
-    simulated: Participation, noise_cohort: int, present: int, population: int | None = None
-) -> tuple[LargerCohort, int]:
-    """The participation of a simulated deployment, and its public population: by default one of the simulation's rate."""
-    simulated.sampling(present)
-    larger = LargerCohort(simulated, noise_cohort, simulated.expected(present))
-    declared = round(present * larger.factor) if population is None else population
+def larger_cohort(given: LargerCohort, present: int) -> tuple[LargerCohort, int]:
+    """The participation of a simulated deployment with its stand-ins, and its public population."""
+    given.simulated.sampling(present)
+    larger = replace(given, stand_ins=given.simulated.expected(present))
+    declared = round(present * larger.factor) if given.population is None else given.population
     require(is_count(declared), f"population is {declared!r}; it must be a positive whole number.")
     larger.sampling(int(declared))
     return larger, int(declared)

@@ -84,8 +84,8 @@ def others_and_own(
     model: nn.Module, federation: Federation, local: Sgd, trainer: str, seed: int, clip: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """The others' part of the cohort's secure sum, and the first client's own, in units of the clip."""
-    algorithm, how = dp_fedavg(clip=clip, noise_multiplier=1.0), Execution(trainer=trainer)
-    engine, _ = prepare(model, federation, algorithm, local=local, rounds=1, seed=seed, execution=how, secure=True)
+    algorithm, how = dp_fedavg(clip=clip, noise_multiplier=1.0), Execution(trainer=trainer, seed=seed)
+    engine, _ = prepare(model, federation, algorithm, local=local, rounds=1, execution=how, secure=True)
     # A secure run draws its shuffles anew; two runs can be compared only with the same ones.
     cohort = replace(engine.cohort, streams=Streams(seed))  # type: ignore[type-var]
     request = Request(UPDATE, 1, engine.begin(), engine.mechanism)
@@ -218,7 +218,12 @@ def metric_of(model: nn.Module, federation: Federation) -> float:
         return {"shown": shown}
 
     algorithm = dp_fedavg(clip=1.0, noise_multiplier=1.0)
-    options: dict[str, Any] = {"local": _STEPS, "rounds": 2, "device": "cpu", "secure": True, "progress": False}
+    options: dict[str, Any] = {
+        "local": _STEPS,
+        "rounds": 2,
+        "execution": Execution("cpu", progress=False),
+        "secure": True,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = train(model, federation, algorithm, evaluate=evaluate, **options)

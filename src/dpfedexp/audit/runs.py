@@ -14,7 +14,7 @@ import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from dpfedexp.accounting import Event, Guarantee, compose, gdp
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedavg
-from dpfedexp.algorithms.round import Participation, Poisson
+from dpfedexp.algorithms.round import Full, Poisson
 from dpfedexp.audit import bounds as stats
 from dpfedexp.audit.bounds import Floats, Power, Result, chance_failure, mu_score
 from dpfedexp.audit.mechanisms import discriminant
@@ -37,9 +37,11 @@ from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.data import Federation
 from dpfedexp.engine.advice import silence
 from dpfedexp.engine.run import Run
+from dpfedexp.engine.stopping import OnAdvice
 from dpfedexp.engine.train import train
 from dpfedexp.errors import InputError, checked
 from dpfedexp.models import linear_regression
+from dpfedexp.trainers.execution import Execution
 
 KIND = "black box"
 DELTA = 0.01
@@ -173,7 +175,7 @@ def observe(
     seed: int,
     *,
     secure: bool = False,
-    participation: Participation | None = None,
+    participation: Poisson | None = None,
 ) -> ObservedRun:
     """One run of `train` in which client i is a canary in coordinate i with this sign."""
     clip, noise = clip_and_noise(algorithm)
@@ -203,7 +205,7 @@ def run_canaries(
     seed: int,
     *,
     secure: bool = False,
-    participation: Participation | None = None,
+    participation: Poisson | None = None,
     local: Sgd = Sgd(lr=0.1, steps=1, batch_size=1),
 ) -> tuple[Run, Floats]:
     """The run, and the models that it showed, the first one included: [rounds + 1, d]."""
@@ -214,9 +216,10 @@ def run_canaries(
         models.append(_flat(model.parameters()))
         return {}
 
-    population = len(clients) if algorithm.adjacency == "add-remove" else None
-    how: dict[str, Any] = {"participation": participation, "population": population, "secure": secure, "device": "cpu"}
-    how |= {"local": local, "rounds": rounds, "seed": seed, "progress": False, "on_advice": silence}
+    declared = len(clients) if algorithm.adjacency == "add-remove" else None
+    how: dict[str, Any] = {"local": local, "rounds": rounds, "secure": secure}
+    how |= {"participation": replace(participation or Full(), population=declared)}
+    how |= {"execution": Execution("cpu", seed, progress=False), "on_round": OnAdvice(silence)}
     run = train(start, Federation.from_clients(clients), algorithm, evaluate=look, **how)
     return run, np.stack(models)
 

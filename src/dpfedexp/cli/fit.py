@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from dpfedexp.cli.options import DataOption, OutOption, QuietOption, ResumeOption
-from dpfedexp.cli.train import execute, folder_given, on_interrupt, public_sizes, run_folder, show_run
+from dpfedexp.cli.options import DataOption, OutOption, QuietOption
+from dpfedexp.cli.train import execute, on_interrupt, public_sizes, run_folder, show_run
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ def fit(
         ),
     ] = None,
     out: OutOption = None,
-    resume: ResumeOption = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random draws of a simulation.")] = 0,
     device: Annotated[str | None, typer.Option(help="A torch device such as cuda.")] = None,
     quiet: QuietOption = False,
@@ -73,12 +72,10 @@ def fit(
     """Train privately with automatic δ, rounds, clip, step size and local rate; the statement says what was chosen."""
     from dpfedexp.config import problem
     from dpfedexp.config.settings import apply_override, parse
-    from dpfedexp.core.local_optimizer import Sgd
     from dpfedexp.engine.fit import LOCAL_STEPS, MOST_EXAMPLES, describe_choices
 
     if (arrays is None) == (data_set is None):
         raise InputError("pass either ARRAYS.npz or --data-set for the clients' data.")
-    folder_given(out, resume)
     tree: dict[str, Any] = {
         "data": {"kind": data_set} if arrays is None else {"kind": "npz", "path": str(arrays)},
         "model": {},
@@ -108,16 +105,15 @@ def fit(
     settings = parse(tree)
     settings.check()
     built = problem.build(settings, data)
-    given = {"delta": delta, "rounds": tree["run"].get("rounds"), "local": None}
+    given = {"delta": delta, "rounds": tree["run"].get("rounds")}
     settings = _completed(settings, built, given)
-    folder = run_folder(settings, out, str(data_set) if arrays is None else arrays.stem, resume)
-    algorithm, local, count = settings.build_algorithm(), Sgd(lr="auto", steps=LOCAL_STEPS), settings.run.rounds
+    folder = run_folder(settings, out, str(data_set) if arrays is None else arrays.stem)
 
     def choices(run: Run) -> tuple[str, ...]:
-        return describe_choices(run, algorithm, local, count, given=given)
+        return describe_choices(run, settings.build_algorithm(), settings.run.rounds, given=given)
 
-    with on_interrupt(f"Go on with: the same command, --out {folder.path} and --resume."):
-        run = execute(settings, folder, resume=resume, progress=not quiet, built=built, choices_of=choices)
+    with on_interrupt(f"Resume with: the same command and --out {folder.path}."):
+        run = execute(settings, folder, progress=not quiet, built=built, choices_of=choices)
     show_run(Console(), run, folder)
 
 

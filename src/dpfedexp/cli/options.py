@@ -39,9 +39,8 @@ MechanismOption = Annotated[
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")]
 DataOption = Annotated[str | None, typer.Option(help="Folder with the data set's files.")]
-OutOption = Annotated[Path | None, typer.Option(help="Folder for the results; by default runs/<name>-<time>.")]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with the run in --out; starts it if the folder is empty.")
+OutOption = Annotated[
+    Path | None, typer.Option(help="Folder for the results, or of a run to resume; by default runs/<name>-<time>.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

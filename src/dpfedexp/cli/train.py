@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpfedexp.cli.options import DataOption, OutOption, QuietOption, ResumeOption, SetOption
-from dpfedexp.errors import InputError, require
+from dpfedexp.cli.options import DataOption, OutOption, QuietOption, SetOption
+from dpfedexp.errors import InputError
 
 if TYPE_CHECKING:
     from dpfedexp.config import Settings
@@ -82,7 +82,6 @@ def train(
     set_: SetOption = None,
     out: OutOption = None,
     data: DataOption = None,
-    resume: ResumeOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Train a model over simulated clients and write metrics, model, ledger and privacy statement."""
@@ -91,30 +90,25 @@ def train(
 
     settings = load(file, set_ or ())
     settings.check()
-    folder_given(out, resume)
     distributed.join()
     if distributed.rank() > 0:
         execute(settings, None, data=data)
         distributed.leave()
         return
-    folder = run_folder(settings, out, file.stem, resume)
-    with on_interrupt(f"Go on with: dpfedexp train {file} --out {folder.path} --resume, and the same --set."):
-        run = execute(settings, folder, data=data, resume=resume, progress=not quiet)
+    folder = run_folder(settings, out, file.stem)
+    with on_interrupt(f"Resume with: dpfedexp train {file} --out {folder.path}, and the same --set."):
+        run = execute(settings, folder, data=data, progress=not quiet)
         distributed.leave()
     show_run(Console(), run, folder)
 
 
-def folder_given(out: Path | None, resume: bool) -> None:
-    require(out is not None or not resume, "--resume needs --out, the folder of the run.")
-
-
-def run_folder(settings: Settings, out: Path | None, name: str, resume: bool) -> RunFolder:
-    """The folder that was asked for, or a new one below `runs`."""
+def run_folder(settings: Settings, out: Path | None, name: str) -> RunFolder:
+    """The folder that was asked for, whose run goes on, or a new one below `runs`."""
     from dpfedexp.engine.run import RunFolder
 
     path, data = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}", settings.data
     texts = {"factory": data.factory, "npz": data.path, "synthetic": f"synthetic, dimension {data.dimension}"}
-    return RunFolder(path, resume=resume, command=command_line(), data=str(texts.get(data.kind, data.kind)))
+    return RunFolder(path, resume=out is not None, command=command_line(), data=str(texts.get(data.kind, data.kind)))
 
 
 @contextmanager
@@ -132,7 +126,6 @@ def execute(
     folder: RunFolder | None,
     *,
     data: str | None = None,
-    resume: bool = False,
     progress: bool = True,
     built: Problem | None = None,
     choices_of: Callable[[Run], tuple[str, ...]] | None = None,
@@ -144,12 +137,13 @@ def execute(
     `choices_of` says what of the finished run was not given but chosen, for its statement.
     """
     from dpfedexp.config import Resolved, problem
+    from dpfedexp.engine.stopping import OnAdvice
     from dpfedexp.engine.train import train as run_training
 
     built = built or problem.build(settings, data)
     participation = settings.build_participation()
     clients, parameters = public_sizes(settings, built)
-    cohort = settings.participation.noise_cohort or participation.expected(clients)
+    cohort = participation.expected(clients)
     if folder is not None:
         folder.write_config(settings.as_run(Resolved(parameters=parameters, clients=clients, cohort=cohort)))
     run = run_training(
@@ -158,15 +152,11 @@ def execute(
         settings.build_algorithm(),
         local=settings.build_local(),
         participation=participation,
-        population=settings.participation.population,
-        noise_cohort=settings.participation.noise_cohort,
-        test=built.test,
+        evaluate=settings.build_evaluate(built.evaluate or built.test),
         out=folder,
-        resume=resume,
-        on_advice=on_advice or show_advice,
-        progress=progress,
-        execution=settings.build_execution(),
-        **{"evaluate": built.evaluate, **settings.run_options()},
+        on_round=OnAdvice(on_advice or show_advice),
+        execution=replace(settings.build_execution(), progress=progress),
+        **settings.run_options(),
     )
     if choices_of is not None:
         run = replace(run, privacy=replace(run.privacy, choices=choices_of(run)))

@@ -167,7 +167,7 @@ def make_runs(
 def _train(plan: Sweep, trial: Trial, threads: int) -> str:
     """Nothing, or the last line of what went wrong."""
     folder = plan.folder(trial)
-    command = [sys.executable, "-m", "dpfedexp", "train", str(plan.file), "--out", str(folder), "--resume", "--quiet"]
+    command = [sys.executable, "-m", "dpfedexp", "train", str(plan.file), "--out", str(folder), "--quiet"]
     command += [part for text in plan.texts(trial) for part in ("--set", text)]
     command += [] if plan.data is None else ["--data", plan.data]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "COLUMNS": "1000"}

@@ -25,6 +25,7 @@ from dpfedexp.core.local_optimizer import OPTIMIZERS, SCHEDULES, LocalOptimizer,
 from dpfedexp.core.losses import by_name
 from dpfedexp.data.data_sets import check_kind
 from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.evaluation import Evaluation, EvaluationLike
 from dpfedexp.trainers.execution import Execution
 
 _EXECUTION = {field.name for field in fields(Execution)}
@@ -317,9 +318,7 @@ class Settings(SettingsSection):
         if self.resolved is None:
             return []
         facts, algorithm = self.resolved, self.build_algorithm()
-        participation, noise_cohort = self.build_participation(), self.participation.noise_cohort
-        if noise_cohort is not None:
-            participation = cohorts.LargerCohort(participation, noise_cohort, noise_cohort)
+        participation = self.build_participation()
         sampling = participation.sampling(facts.clients)
         rounds, secure = self.run.rounds, self.run.secure
         many = evaluation_count(rounds, self.interval) if self.run.evaluate else 0
@@ -345,17 +344,13 @@ class Settings(SettingsSection):
         self, algorithm: Algorithm, participation: cohorts.Participation, present: int | None
     ) -> int | None:
         """The public number of clients; `present` is how many there are, None where that is not known yet."""
-        declared, noise_cohort = self.participation.population, self.participation.noise_cohort
-        if noise_cohort is not None:
-            return (
-                declared
-                if present is None
-                else cohorts.larger_cohort(participation, noise_cohort, present, declared)[1]
-            )
+        declared = self.participation.population
+        if isinstance(participation, cohorts.LargerCohort):
+            return declared if present is None else cohorts.larger_cohort(participation, present)[1]
         adjacency = algorithm.adjacency if algorithm.private else "replace-one"
         if adjacency == "replace-one" and present is None:
             return declared
-        return cohorts.public_population(adjacency, participation, present or 0, declared)
+        return cohorts.public_population(adjacency, participation, present or 0)
 
     def build_algorithm(self) -> Algorithm:
         settings, name = self.algorithm, self.algorithm.name
@@ -390,24 +385,31 @@ class Settings(SettingsSection):
         return Execution(**self.run.model_dump(include=_EXECUTION))
 
     def run_options(self) -> dict[str, Any]:
-        """The rest of [run], by the names of `train`'s arguments; `evaluate` only where it is set."""
-        options = self.run.model_dump(exclude=_EXECUTION)
-        for name in ("evaluate", "held_out"):
-            if options[name] is None:
-                del options[name]
-        return {**options, "evaluate_every": self.interval}
+        """The rest of [run] that is an argument of `train`."""
+        return self.run.model_dump(exclude={*_EXECUTION, "evaluate", "evaluate_every", "held_out"})
+
+    def build_evaluate(self, on: Any = None) -> list[EvaluationLike]:
+        """What `train` takes as `evaluate`: on the server's data where there are any, and by the clients where they are asked."""
+        found: list[EvaluationLike] = [] if on is None else [Evaluation(on, every=self.run.evaluate_every)]
+        if self.run.evaluate:
+            found.append(Evaluation(self.run.evaluate, every=self.interval, held_out=self.run.held_out or 0.0))
+        return found
 
     def build_participation(self) -> cohorts.Participation:
         part = self.participation
-        if part.kind == "full":
-            return cohorts.Full()
+        population = None if part.noise_cohort else part.population
+        simulated: cohorts.Participation = cohorts.Full(population)
         if part.kind == "poisson":
             if part.rate is None:
                 raise InputError("participation.rate is missing; kind 'poisson' needs a rate between 0 and 1.")
-            return cohorts.Poisson(part.rate)
-        if part.count is None:
-            raise InputError("participation.count is missing; kind 'fixed' needs the number of clients per round.")
-        return cohorts.FixedSize(part.count)
+            simulated = cohorts.Poisson(part.rate, population)
+        if part.kind == "fixed":
+            if part.count is None:
+                raise InputError("participation.count is missing; kind 'fixed' needs the number of clients per round.")
+            simulated = cohorts.FixedSize(part.count, population)
+        if part.noise_cohort is None:
+            return simulated
+        return cohorts.LargerCohort(simulated, part.noise_cohort, part.population)
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:

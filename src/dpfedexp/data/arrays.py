@@ -55,7 +55,8 @@ def as_array(values: Any) -> Any:
 def _widen(field: str, array: NDArray[Any]) -> NDArray[Any]:
     """Wide unsigned, extended and byte-swapped numbers in a type that torch computes with."""
     kind, size = array.dtype.kind, array.dtype.itemsize
-    require(kind in "uif", f"{field} has dtype {array.dtype}; it must hold real numbers or booleans.")
+    names = "; number the classes: np.unique(names, return_inverse=True)[1]" if kind in "USTO" else ""
+    require(kind in "uif", f"{field} has dtype {array.dtype}; it must hold real numbers or booleans{names}.")
     if kind == "u" and size == 8:
         fits = array.size == 0 or int(array.max()) < 1 << 63
         require(fits, f"{field} holds values of 2^63 or more; they must fit in 64-bit signed integers.")

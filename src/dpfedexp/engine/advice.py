@@ -302,7 +302,10 @@ class AdviceMonitor:
         noise = noises.get(IMPROVED.name, 0.0)
         if len(votes) == WINDOW and sum(votes) / WINDOW < 0.5 - 3.0 * noise / math.sqrt(WINDOW):
             share = max(0.0, sum(votes) / WINDOW)
-            seen = f"In {WINDOW} rounds only {share:.0%} of the clients had a lower loss after their local steps. Local training"
+            seen = (
+                f"In {WINDOW} rounds only {share:.0%} of the clients had a lower loss after their local steps. Either model or "
+                "loss fail on their rows (class labels must be 0, 1, 2, …; secure runs are silent about it), or local training"
+            )
         elif self._clip_moves() > 0 and self._noise_alone(recent):
             seen = (
                 f"In {WINDOW} rounds the clip rose from {recent[0]['clip']:.3g} to {recent[-1]['clip']:.3g}, and the released "
@@ -494,7 +497,7 @@ def evaluation_precision(half_width: float, every: int) -> list[Advice]:
         _warning(
             "evaluation-noise",
             f"evaluate is 'clients', and a metric from 0 to 1 has a 95% interval of ±{half_width:.2g} with these clients and "
-            f"this epsilon: evaluate less often (evaluate_every above {every}), or on public data (test=…).",
+            f"this epsilon: evaluate less often (more than {every} rounds apart), or on public data (evaluate=(inputs, targets)).",
         )
     ]
 
@@ -514,7 +517,7 @@ class Advisor:
 
     plan: Plan
     start: State
-    tell: Callable[[Advice], None] = field(repr=False)
+    tell: Callable[[Advice], object] = field(repr=False)
     more: Sequence[Advice] = ()
 
     @cached_property

@@ -127,7 +127,7 @@ class Cohort(ABC):
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ClientEvaluation:
     """How the clients measure the model.
 
     Attributes:
@@ -239,7 +239,7 @@ class Engine:
     seed: int | None = None
     tau_eta_l: float | None = None
     probe: Probe | None = None
-    evaluation: Evaluation | None = None
+    evaluation: ClientEvaluation | None = None
     tournament: Tournament | None = None
     diagnostics: bool = False
     on_charge: Callable[[], None] = lambda: None

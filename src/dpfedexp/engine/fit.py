@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.accounting.events import Adjacency
 from dpfedexp.algorithms import Algorithm, cdp_fedexp
 from dpfedexp.algorithms.round import Full, Participation, public_population
 from dpfedexp.core.local_optimizer import LocalOptimizer, Sgd
 from dpfedexp.core.losses import Loss
 from dpfedexp.engine.outlets import LEDGER
-from dpfedexp.engine.plan import Advice, default_delta
+from dpfedexp.engine.plan import default_delta
 from dpfedexp.engine.prepare import check_kinds
 from dpfedexp.engine.ranks import rank
 from dpfedexp.engine.run import Run, rewrite_statement
 from dpfedexp.engine.stopping import OnRound
 from dpfedexp.engine.tournament import Candidate, candidates_of
-from dpfedexp.engine.train import train
+from dpfedexp.engine.train import TRAIN_HINTS, train
 from dpfedexp.errors import checked, is_count, is_number, require
-from dpfedexp.evaluation import Evaluate, Metric
+from dpfedexp.evaluation import Evaluations
 from dpfedexp.mechanisms import Secure
-from dpfedexp.trainers.execution import Execution
+from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution
 from dpfedexp.trainers.task import Clients
 
 DEFAULT_ROUNDS, LOW_NOISE_ROUNDS = 50, 100
@@ -37,7 +36,16 @@ LOCAL_STEPS = 10
 MOST_EXAMPLES = 512
 
 
-@checked
+FIT_HINTS = {
+    "target_epsilon": "epsilon=8.0",
+    "local": "train(…, local=Sgd(lr='auto', steps=5)), which takes it",
+    "adjacency": "train(…, algorithm=cdp_fedexp(…, adjacency='add-remove')), which takes it",
+    "budget": "epsilon, which is what the run may cost; train(…, budget=8.0) stops early",
+}
+"""Hints for arguments that only `train` takes."""
+
+
+@checked(hints=EXECUTION_HINTS | TRAIN_HINTS | FIT_HINTS)
 def fit(
     model: nn.Module,
     clients: Clients,
@@ -45,28 +53,15 @@ def fit(
     epsilon: float = 8.0,
     delta: float | None = None,
     rounds: int | None = None,
-    local: LocalOptimizer | None = None,
-    adjacency: Adjacency = "replace-one",
+    execution: Execution | str | torch.device | None = None,
     participation: Participation | None = None,
-    population: int | None = None,
     loss: str | Loss | None = None,
-    test: tuple[Any, Any] | None = None,
-    evaluate: Evaluate | Literal["clients"] | None = None,
-    held_out: float = 0.0,
-    metrics: Mapping[str, Metric] | None = None,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-    execution: Execution | None = None,
-    secure: Secure = False,
-    candidates: Sequence[Candidate | nn.Module | LocalOptimizer | Algorithm] | None = None,
-    budget: float | None = None,
+    evaluate: Evaluations = None,
     ledger: Ledger | Path | str | None = None,
     out: Path | str | None = None,
-    checkpoint: Path | str | None = None,
-    resume: bool = False,
-    progress: bool = True,
+    secure: Secure = False,
+    candidates: Sequence[Candidate | nn.Module | LocalOptimizer | Algorithm] | None = None,
     on_round: OnRound | Sequence[OnRound] | None = None,
-    on_advice: Callable[[Advice], None] | None = None,
 ) -> Run:
     """Train privately with automatic settings: CDP-FedEXP with the safe step, an adaptive clip and an automatic local rate.
 
@@ -78,13 +73,12 @@ def fit(
         epsilon: what the whole run may cost each client, the votes that choose the rate and the clip included.
         delta: δ of the promise; by default a tenth of 1/M, and at most 10⁻⁵.
         rounds: how many rounds; by default `rounds_for`.
-        local: what a client does; by default ten full-batch steps at an automatic rate.
-        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all.
-        budget: stop before ε of everything on the ledger would be above this.
         ledger: a file or a `Ledger` that several runs on the same clients charge; the statement is of all of them together.
-        out: a new folder that gets what `dpfedexp fit` writes: model, metrics, ledger, privacy statement and checkpoint.
+        out: the folder of the run, new or empty, which gets what `dpfedexp fit` writes: model, metrics, ledger, privacy statement
+            and checkpoint. The same call resumes a run that was interrupted.
 
-    All other arguments are those of `train`.
+    All other arguments are those of `train`, which also takes a budget, other local steps and add-remove adjacency: `fit` is
+    `train` with `cdp_fedexp(clip="adaptive", target_epsilon=…)` and `local=Sgd(lr="auto", steps=10, max_examples=512)`.
 
     Returns:
         The trained model, the history, the privacy statement and the ledger.
@@ -94,50 +88,37 @@ def fit(
         >>> from dpfedexp import Federation, fit
         >>> clients = Federation.from_clients([(torch.randn(5, 3), torch.randn(5)) for _ in range(200)])
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
-        >>> run = fit(model, clients, epsilon=8, rounds=3, progress=False)
+        >>> run = fit(model, clients, epsilon=8, rounds=3)
         >>> round(run.privacy.epsilon_total, 2)
         8.0
     """
     require(is_number(epsilon) and 0 < epsilon < float("inf"), f"epsilon is {epsilon!r}; it must be a positive number.")
     require(rounds is None or is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
-    work = local or Sgd(lr="auto", steps=LOCAL_STEPS, max_examples=MOST_EXAMPLES)
-    check_kinds(model, clients, work, participation, secure)
+    local = Sgd(lr="auto", steps=LOCAL_STEPS, max_examples=MOST_EXAMPLES)
+    check_kinds(model, clients, local, participation, secure)
     everyone = participation or Full()
-    declared = public_population(adjacency, everyone, len(clients), population)
+    declared = public_population("replace-one", everyone, len(clients))
     dimension = sum(p.numel() for p in model.parameters() if p.requires_grad)
     delta_given = default_delta(declared) if delta is None else delta
-    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta_given, adjacency=adjacency)
+    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta_given)
     number = rounds_for(algorithm, dimension, declared, everyone) if rounds is None else rounds
     run = train(
         model,
         clients,
         algorithm,
-        local=work,
+        local=local,
         rounds=number,
-        seed=seed,
-        device=device,
         execution=execution,
         participation=participation,
-        population=population,
         loss=loss,
-        test=test,
         evaluate=evaluate,
-        held_out=held_out,
-        metrics=metrics,
-        secure=secure,
-        candidates=candidates,
-        budget=budget,
         ledger=ledger,
         out=out,
-        checkpoint=checkpoint,
-        resume=resume,
-        progress=progress,
+        secure=secure,
+        candidates=candidates,
         on_round=on_round,
-        on_advice=on_advice,
     )
-    facts = describe_choices(
-        run, algorithm, work, number, given={"delta": delta, "rounds": rounds, "local": local}, candidates=candidates
-    )
+    facts = describe_choices(run, algorithm, number, given={"delta": delta, "rounds": rounds}, candidates=candidates)
     privacy = replace(run.privacy, choices=facts)
     if out is not None and rank() == 0:
         # The one date that all files of a secure run have.
@@ -173,7 +154,7 @@ def rounds_for(algorithm: Algorithm, dimension: int, population: int, participat
 
 
 def describe_choices(
-    run: Run, algorithm: Algorithm, local: LocalOptimizer, rounds: int, *, given: dict[str, Any], candidates: Any = None
+    run: Run, algorithm: Algorithm, rounds: int, *, given: dict[str, Any], candidates: Any = None
 ) -> tuple[str, ...]:
     """Describe the automatic choices; all of them are public or released."""
     first, last = (run.history[0], run.history[-1]) if run.history else ({}, {})
@@ -185,9 +166,8 @@ def describe_choices(
         facts.append(f"δ = {algorithm.delta:g}, a tenth of 1/M and at most 10⁻⁵")
     if given["rounds"] is None:
         facts.append(f"{rounds} rounds, by the noise of one")
-    if given["local"] is None:
-        facts.append(f"{LOCAL_STEPS} full-batch local steps on at most {MOST_EXAMPLES} rows of a client")
-    if local.automatic and "local_rate" in first:
+    facts.append(f"{LOCAL_STEPS} full-batch local steps on at most {MOST_EXAMPLES} rows of a client")
+    if "local_rate" in first:
         facts.append(
             f"the local rate, {first['local_rate']:.3g} by votes at first and {last['local_rate']:.3g} at the end"
         )

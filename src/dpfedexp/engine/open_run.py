@@ -31,25 +31,11 @@ from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
 from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text, model_tensors
 from dpfedexp.engine.simulated import Simulation
-from dpfedexp.errors import InputError, LedgerError, require
+from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.files import set_dates
 from dpfedexp.mechanisms.serialization import text_fields
 
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
-
-
-def find(folder: Path | None, resume: bool) -> Checkpoint | None:
-    """The checkpoint to resume from; None for a new run. Refuses a folder with a checkpoint unless `resume` is set."""
-    if folder is None:
-        require(not resume, "resume is True, but no folder was given; pass out or checkpoint.")
-        return None
-    if resume:
-        return checkpoint.load(folder)
-    require(
-        not checkpoint.exists(folder),
-        f"the folder {str(folder)!r} holds the checkpoint of a run; resume it, or use another folder.",
-    )
-    return None
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,18 @@ from dpfedexp.algorithms.round import Full, LargerCohort, Participation, larger_
 from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.local_rate import PRIOR_RATE
-from dpfedexp.core.losses import Loss, resolve
+from dpfedexp.core.losses import Loss, half_squared_error, resolve
 from dpfedexp.core.modules import Layout, each
 from dpfedexp.core.noise import Streams, SystemStreams
 from dpfedexp.data.federation import Federation
-from dpfedexp.engine.engine import Engine, Evaluation
+from dpfedexp.engine.engine import ClientEvaluation, Engine
 from dpfedexp.engine.simulated import Simulation, ballots_of
 from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.mechanisms import Secure, mechanism_class
 from dpfedexp.trainers.chunk_size import automatic_chunk
 from dpfedexp.trainers.client_losses import ClientScores
 from dpfedexp.trainers.draws import with_explicit_masks, without_flat_weights
-from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, execution_on
+from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, as_execution
 from dpfedexp.trainers.isolation import (
     WHY,
     check_on,
@@ -56,12 +56,8 @@ def prepare(
     *,
     local: LocalOptimizer,
     rounds: int,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-    execution: Execution | None = None,
+    execution: Execution | str | torch.device | None = None,
     participation: Participation | None = None,
-    population: int | None = None,
-    noise_cohort: int | None = None,
     loss: str | Loss | None = None,
     diagnostics: bool = False,
     secure: Secure = False,
@@ -94,19 +90,20 @@ def prepare(
     )
     check_optimizer(local)
     isolated = bool(secure) if isolated is None else isolated
-    execution = execution_on(device, execution)
+    execution = as_execution(execution)
     everyone: Participation = participation or Full()
     # Without privacy there are no neighbors to hide from, so all clients are counted.
     adjacency = algorithm.adjacency if algorithm.private else "replace-one"
-    if noise_cohort is None:
-        declared = public_population(adjacency, everyone, len(clients), population)
-    else:
-        check_noise_cohort(noise_cohort, algorithm, local, secure)
+    if isinstance(everyone, LargerCohort):
+        check_noise_cohort(everyone.noise_cohort, algorithm, local, secure)
         require(
             not evaluate_every,
-            f"noise_cohort is {noise_cohort!r} with evaluate='clients': the simulated clients are not those whose model it is.",
+            f"noise_cohort is {everyone.noise_cohort} with evaluate='clients': the simulated clients are not those of the "
+            "deployment; leave one of them out.",
         )
-        everyone, declared = larger_cohort(everyone, noise_cohort, len(clients), population)
+        everyone, declared = larger_cohort(everyone, len(clients))
+    else:
+        declared = public_population(adjacency, everyone, len(clients))
     sampling, cohort = everyone.sampling(declared), everyone.expected(declared)
     trained_per_round = everyone.stand_ins if isinstance(everyone, LargerCohort) else cohort
     measured_on = clients
@@ -125,7 +122,7 @@ def prepare(
         steps = int(local.step_count(torch.ones(1, dtype=torch.int64)))
         tau_eta_l = local.tau_eta_l(steps)
     # Numbers that key a stream move up when a client leaves: in a secure run what they key must not be known.
-    streams = Streams(secrets.randbits(62) if isolated else seed)
+    streams = Streams(secrets.randbits(62) if isolated else execution.seed)
     # Sizes, and with them shapes and times, are private: a secure run decides everything on synthetic clients.
     # An automatic rate comes with every call; until then any value will do.
     trained = replace(task, local=local.at(PRIOR_RATE), has_client_rates=True) if local.automatic else task
@@ -145,13 +142,18 @@ def prepare(
         raise InputError(
             f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {WHY}"
         ) from error
+    if loss is None and task.loss is half_squared_error and one_row(clients)[1].shape[2:].numel() > 1:
+        several = (
+            "a target is several real numbers, so the loss is 'mse'; for 0/1 labels pass loss='bce', else loss='mse'."
+        )
+        note = several if note is None else f"{note} {several}"
     dimension = task.layout.dimension
     extras = replace(extras, evaluations=evaluation_count(rounds, evaluate_every) if evaluate_every else 0)
     mechanism, probe, asking = bind(algorithm, local, dimension, declared, everyone, int(rounds), secure, extras=extras)
     scores, evaluation = None, None
     if asking is not None:
         scores = scores_of(task, measured_on, trainer, streams, unit)
-        evaluation = Evaluation(asking, scores.metrics, evaluate_every, held_out)
+        evaluation = ClientEvaluation(asking, scores.metrics, evaluate_every, held_out)
     algorithm = resolve_clip(algorithm, mechanism, dimension, cohort)
     system = SystemStreams() if secure else None
     simulation = Simulation(
@@ -295,7 +297,13 @@ def check_kinds(model: Any, clients: Any, local: Any, participation: Any, secure
     )
     for name, value, right, remedy in (
         ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
-        ("clients", clients, hasattr(clients, "gather"), "a Federation, such as Federation.from_clients(…)"),
+        (
+            "clients",
+            clients,
+            hasattr(clients, "gather"),
+            "a Federation, such as "
+            + ("Federation.from_pandas(…)" if hasattr(clients, "columns") else "Federation.from_clients(…)"),
+        ),
         ("local", local, isinstance(local, LocalOptimizer), "what a client does, such as Sgd(lr=0.1, steps=10)"),
         (
             "participation",

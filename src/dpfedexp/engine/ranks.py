@@ -218,7 +218,7 @@ class RankCohort(Cohort):
         self.over = True
         return RoundFailed(
             f"rank {self.rank} lost another rank in round {number} ({_first_line(error)}). Nothing of that round was released. "
-            "Resume the run from its checkpoint with --resume, on any number of ranks."
+            "Repeat the command to resume the run from its checkpoint, on any number of ranks."
         )
 
     def _mine(self, cohort: Tensor) -> Tensor:
@@ -415,7 +415,7 @@ class Heartbeat:
             return
         sys.stderr.write(
             f"Stopped: rank {other} of {self.world} is gone (noticed by rank {self.rank}). Nothing of the round was released. "
-            "Resume the run from its checkpoint with --resume, on any number of ranks.\n"
+            "Repeat the command to resume the run from its checkpoint, on any number of ranks.\n"
         )
         sys.stderr.flush()
         os._exit(EXIT_CODE)

@@ -267,12 +267,12 @@ def argument_text(value: object) -> str:
 class RunFolder:
     """Writes the files of a run: metrics after every round, the rest at the end (`engine.outlets` lists them).
 
-    With `resume` the folder may hold an unfinished run. Its metrics are taken back to its checkpoint when the first new round is
-    recorded, when the run holds the ledger's lock and is the only writer.
+    With `resume` the folder may hold the same run, which then goes on. Its metrics are taken back to its checkpoint when the first
+    new round is recorded, when the run holds the ledger's lock and is the only writer.
 
     Args:
         path: the folder.
-        resume: resume the run in it.
+        resume: resume the run in it, if there is one; else the folder must be empty.
         command: the command that the run is made with; a call from Python says it itself.
         data: what the clients' data are, in words.
         purpose: what the folder is for, where it is not named by the argument `out` or the option `--out`.
@@ -281,19 +281,18 @@ class RunFolder:
     def __init__(
         self, path: Path | str, *, resume: bool = False, command: str = "", data: str = "", purpose: str = ""
     ) -> None:
-        self.path, self.command, self.data = Path(path), command, data
-        new, again = ("--out", "--resume") if command else ("out", "resume=True")
-        where = purpose or f"with {new}"
+        self.path, self.resume, self.command, self.data = Path(path), resume, command, data
+        self.how_to_resume = f"{'repeat the command' if command else 'make the same call again'} to resume"
+        where = purpose or f"with {'--out' if command else 'out'}"
         with _writing(self.path):
             require(not self.path.is_file(), f"{str(self.path)!r} is a file; name a new folder {where}.")
             self.path.mkdir(parents=True, exist_ok=True)
             used = any(self.path.iterdir())
-            hint = f" or resume with {again}" if checkpoint.exists(self.path) and not purpose else ""
-            require(resume or not used, f"the folder {str(self.path)!r} is not empty; name a new one {where}{hint}.")
+            require(resume or not used, f"the folder {str(self.path)!r} is not empty; name a new one {where}.")
             traces = (outlets.CONFIG, outlets.FACTS, outlets.LEDGER, outlets.CHECKPOINT)
             require(
                 not used or any(any(self.path.glob(f"{one}*")) for one in traces),
-                f"the folder {str(self.path)!r} holds files but no run; name the folder of a run {where}.",
+                f"the folder {str(self.path)!r} holds files but no run; name a new one {where}.",
             )
         self._metrics: TextIO | None = None
         self.facts: RunFacts | None = None
@@ -362,12 +361,11 @@ class RunFolder:
         """The run's claim; a later one takes the place of an earlier one."""
         rewrite_statement(self.path, privacy, self._began)
 
-    @staticmethod
-    def remove_results(folder: Path) -> None:
+    def remove_results(self) -> None:
         """Remove the results of an earlier part of a resumed run."""
-        with _writing(folder):
+        with _writing(self.path):
             for name in (outlets.MODEL, outlets.STATEMENT, outlets.STATEMENT_TEXT, outlets.METRICS_TABLE):
-                (folder / name).unlink(missing_ok=True)
+                (self.path / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Nothing more is recorded."""

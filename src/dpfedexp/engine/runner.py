@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,29 +36,23 @@ class RunnerOptions:
     """Options of the run loop: files, budget, evaluation and callbacks.
 
     Attributes:
-        run_folder: writes all files of the run; None where it has no folder, or a folder for checkpoints only.
-        folder: where ledger and checkpoint go; None for none.
+        run_folder: writes all files of the run; None where it has no folder.
         ledger: another ledger than the folder's.
         last: the checkpoint to resume from.
-        resume: resume the run in the folder.
         measure: metrics of the released model, from the server's own data.
         evaluate_every: after how many rounds.
         budget: ε at the algorithm's δ before which the run stops.
         callbacks: called with every round's record.
-        on_advice: called with advice.
         progress: show a progress bar.
     """
 
     run_folder: RunFolder | None = None
-    folder: Path | None = None
     ledger: Ledger | Path | str | None = None
     last: Checkpoint | None = None
-    resume: bool = False
     measure: Measure | None = None
     evaluate_every: int = 1
     budget: float | None = None
     callbacks: tuple[OnRound, ...] = ()
-    on_advice: Callable[[Advice], None] | None = None
     progress: bool = False
 
 
@@ -83,16 +78,20 @@ def run_to_end(
         Interrupted: a KeyboardInterrupt that holds the rounds that were complete.
         RoundFailed: a round failed; what was complete is on disk.
     """
+    files = how.run_folder
+    folder, resume = (None, False) if files is None else (files.path, files.resume)
     with (
-        OpenRun.open(description, how.ledger, how.folder, how.last, resume=how.resume) as open_run,
+        OpenRun.open(description, how.ledger, folder, how.last, resume=resume) as open_run,
         round_progress(engine, description.rounds, enabled=how.progress) as show_progress,
     ):
         engine = replace(engine, run=open_run.name)
-        dimension, rounds, files = len(engine.start), description.rounds, how.run_folder
+        dimension, rounds = len(engine.start), description.rounds
         plan = Plan.of(
             engine.algorithm, engine.participation, engine.population, dimension, rounds, mechanism=engine.mechanism
         )
-        commentary = Advisor(plan, description.start, how.on_advice or _warn, _about_evaluation(engine))
+        told = any(hasattr(one, "on_advice") for one in how.callbacks)
+        tell: Callable[[Advice], object] = partial(call_hook, how.callbacks, "on_advice") if told else _warn
+        commentary = Advisor(plan, description.start, tell, _about_evaluation(engine))
         facts = facts_of(open_run)
 
         def made(end: RunEnd) -> Run:
@@ -145,9 +144,9 @@ def run_to_end(
             return run
 
         try:
-            if how.folder is not None and open_run.state.round < rounds:
-                RunFolder.remove_results(how.folder)
             if files is not None:
+                if open_run.state.round < rounds:
+                    files.remove_results()
                 files.begin(facts)
                 running()
                 if engine.cohort.is_remote:
@@ -176,10 +175,10 @@ def run_to_end(
                     files.write_status("failed", open_run.state.round, rounds, epsilon, end.reason or why)
                 written(end, "failed", why)
             if not interrupted:
-                if how.folder is not None:
-                    error.add_note(f"The rounds so far are in {str(how.folder)!r}; pass resume=True to resume.")
+                if files is not None:
+                    error.add_note(f"The rounds so far are in {str(folder)!r}; {files.how_to_resume}.")
                 raise
-            where = "" if how.folder is None else f"; pass resume=True to resume in {str(how.folder)!r}"
+            where = "" if files is None else f"; {files.how_to_resume}"
             raise Interrupted(
                 f"interrupted after {open_run.state.round} of {rounds} rounds; this exception's `run` holds them{where}.",
                 made(end),

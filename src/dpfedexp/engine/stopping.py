@@ -12,6 +12,7 @@ from dpfedexp.engine.outlets import METRICS, right
 from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
 
 if TYPE_CHECKING:
+    from dpfedexp.engine.plan import Advice
     from dpfedexp.engine.run import Run
 
 Record = dict[str, Any]
@@ -136,6 +137,23 @@ class EarlyStopping:
         return gain > 0.0 and gain >= self.min_delta
 
 
+class OnAdvice:
+    """A callback that gets the advice about a run (docs/advice.md) instead of its records; give it as `on_round`.
+
+    Any callback may have a method `on_advice`. Where none has, warnings become an `AdviceWarning`.
+
+    Args:
+        function: called with every `Advice`.
+    """
+
+    def __init__(self, function: Callable[[Advice], object]) -> None:
+        require(callable(function), f"OnAdvice is given {function!r}; it must be a function of one advice.")
+        self.on_advice = function
+
+    def __call__(self, record: Record) -> None:
+        pass
+
+
 def callbacks_of(on_round: OnRound | Iterable[OnRound] | None) -> tuple[OnRound, ...]:
     """One callback, several or none, as a tuple."""
     if on_round is None:
@@ -158,8 +176,8 @@ def notify_callbacks(callbacks: Sequence[OnRound], record: Record) -> Stop | Non
 def call_hook(callbacks: Sequence[OnRound], method: str, value: object) -> Stop | None:
     """Call a hook of all callbacks that define it; returns the first `Stop`.
 
-    `on_train_begin` gets the facts of the run before its first round, `on_resume` the rounds that there were before, and
-    `on_train_end` the run.
+    `on_train_begin` gets the facts of the run before its first round, `on_resume` the rounds that there were before, `on_advice`
+    advice, and `on_train_end` the run.
     """
     asked = [getattr(callback, method, None) for callback in callbacks]
     answers = [one(value) for one in asked if callable(one)]

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms.algorithm import Aggregation, with_aggregation
 from dpfedexp.algorithms.probe import Extras, evaluation_interval
 from dpfedexp.algorithms.round import Participation, State
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.losses import Loss, check_labels, check_loss
 from dpfedexp.core.modules import Layout, each, shape_of
-from dpfedexp.engine.checkpoint import Checkpoint, digest
+from dpfedexp.engine.checkpoint import Checkpoint, digest, load
 from dpfedexp.engine.engine import Engine
-from dpfedexp.engine.open_run import OpenRun, described, facts_of, find
-from dpfedexp.engine.plan import Advice
+from dpfedexp.engine.open_run import OpenRun, described, facts_of
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.ranks import RankCohort
 from dpfedexp.engine.run import Run, RunFacts, RunFolder
@@ -33,9 +31,9 @@ from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.engine.tournament import Candidate, candidates_of, compared
 from dpfedexp.errors import InputError, checked, is_count, is_number, require
-from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
+from dpfedexp.evaluation import Evaluate, Evaluation, Evaluations, on_test_set
 from dpfedexp.mechanisms import Secure
-from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, execution_on
+from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, as_execution
 from dpfedexp.trainers.module_checks import applied, first_line
 from dpfedexp.trainers.select import trainer_again
 from dpfedexp.trainers.task import Clients
@@ -51,6 +49,18 @@ TRAIN_HINTS = {
     "federation": "clients",
     "folder": "out",
     "callbacks": "on_round=[…], functions of one record",
+    "on_advice": "on_round=OnAdvice(…)",
+    "checkpoint": "out, the folder of the run",
+    "resume": "the same out: the run in it goes on",
+    "test": "evaluate=(inputs, targets)",
+    "metrics": "evaluate=Evaluation((inputs, targets), metrics={…})",
+    "evaluate_every": "evaluate=Evaluation((inputs, targets), every=10)",
+    "held_out": "evaluate=Evaluation('clients', held_out=0.2)",
+    "population": "participation=Full(population=1000)",
+    "noise_cohort": "participation=LargerCohort(Full(), noise_cohort=1000)",
+    "aggregation": "algorithm=with_aggregation(cdp_fedexp(…), 'two-party') of dpfedexp.algorithms",
+    "n_rounds": "rounds",
+    "num_rounds": "rounds",
 }
 """Hints for arguments that belong to another object."""
 
@@ -63,34 +73,21 @@ def train(
     *,
     local: LocalOptimizer,
     rounds: int,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-    execution: Execution | None = None,
+    execution: Execution | str | torch.device | None = None,
     participation: Participation | None = None,
-    population: int | None = None,
-    noise_cohort: int | None = None,
     loss: str | Loss | None = None,
-    test: tuple[Any, Any] | None = None,
-    evaluate: Evaluate | Literal["clients"] | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    evaluate_every: int | None = None,
-    held_out: float = 0.0,
+    evaluate: Evaluations = None,
     budget: float | None = None,
     ledger: Ledger | Path | str | None = None,
     out: Path | str | RunFolder | None = None,
-    checkpoint: Path | str | None = None,
-    resume: bool = False,
-    aggregation: Aggregation = "plain",
     secure: Secure = False,
     candidates: Sequence[Candidate | nn.Module | LocalOptimizer | Algorithm] | None = None,
     diagnostics: bool = False,
-    progress: bool = True,
     on_round: OnRound | Sequence[OnRound] | None = None,
-    on_advice: Callable[[Advice], None] | None = None,
 ) -> Run:
     """Train a model over clients with a differentially private algorithm, simulated on this machine.
 
-    Every round is charged to the ledger, on disk where it has a file, before its result exists. Noise comes from `seed` unless the
+    Every round is charged to the ledger, on disk where it has a file, before its result exists. Noise comes from a seed unless the
     run is secure: a simulation is for studying an algorithm and does not protect real data.
 
     Args:
@@ -99,45 +96,32 @@ def train(
         algorithm: what is run, such as `cdp_fedexp(clip=0.3, target_epsilon=8.0)`.
         local: what a client does, such as `Sgd(lr=0.1, steps=10)`.
         rounds: how many rounds.
-        seed: the seed of all random draws of a simulation.
-        device: a torch device such as "cuda"; the same as `execution=Execution(device=…)`.
-        execution: how the run is computed: chunk size, trainer, precision, memory (`Execution`).
-        participation: `Full()` (default), `Poisson(rate)` or `FixedSize(count)`.
-        population: the public number of clients. Under add-remove adjacency how many there are is private, so it must be declared:
-            sums are divided by it, and the federation may hold more or fewer. Under replace-one it is the federation's own.
-        noise_cohort: use the noise of a deployment with this many clients in a round, while `participation` simulates fewer. The
-            promise is the deployment's, whose `population` may be given, and not one to the simulated clients.
+        execution: how the run is computed: a torch device such as "cuda", or an `Execution` with seed, precision and more.
+        participation: who takes part in a round: `Full()` (default), `Poisson(rate)` or `FixedSize(count)`. It may declare the
+            public number of clients, which add-remove adjacency needs. `LargerCohort` uses the noise of a larger deployment.
         loss: a name such as "mse", a loss of torch, or a function (outputs, targets) → one loss per example; the usual one for the
             targets by default (docs/losses.md).
-        test: (inputs, targets) of the server's own, evaluated every `evaluate_every` rounds.
-        evaluate: instead of `test`, a function (model) → dict of numbers; or "clients": the clients measure the model on rows of
-            their own, and what they send gets noise within the same ε (docs/losses.md).
-        metrics: further numbers on `test`, name → function (outputs, targets) of the whole test set (docs/losses.md).
-        evaluate_every: after how many rounds the model is measured; it always is after the last. By default after every round,
-            and by the clients ten times in a run: the fewer times, the less noise.
-        held_out: the share of every client's rows that it measures on and never trains on, with evaluate="clients".
+        evaluate: (inputs, targets) of a test set, measured after every round; or a function (model) → dict of numbers; or
+            "clients": the clients measure the model on rows of their own, and what they send gets noise within the same ε. An
+            `Evaluation` of one of these says how often, with which metrics, and on which share of the clients' rows; a list holds
+            one on the server's data and one by the clients.
         budget: stop before the round that would take ε (at the algorithm's δ) above this.
-        ledger: a file to charge every round to before it is released; `ledger.jsonl` beside the checkpoint, or in memory. Runs that
-            name the same ledger, or are given the same `Ledger`, add up, and `budget` is for all of them together.
-        out: a new folder that gets what `dpfedexp train` writes: model, metrics, ledger, privacy statement, the call, and a
-            checkpoint after every round. `dpfedexp report`, `dpfedexp privacy verify` and `Run.load` read it.
-        checkpoint: a folder that gets only the ledger and a checkpoint after every round. With it or with `out`, what must be
-            remembered of the clients goes to a private folder: $DPFEDEXP_PRIVATE, or ~/.local/state/dpfedexp.
-        resume: resume from the checkpoint in `out` or `checkpoint`. The run ends like one that was never interrupted, bit for bit
-            on the same device.
-        aggregation: "plain" for one server that is trusted with the updates; "two-party" for a server and a helper of which neither
-            can read one, each with all of the noise; "two-party-one-sided" for the helper's noise alone (docs/trust.md).
+        ledger: a file to charge every round to before it is released; `ledger.jsonl` in `out`, or in memory. Runs that name the
+            same ledger, or are given the same `Ledger`, add up, and `budget` is for all of them together.
+        out: the folder of the run, new or empty: it gets what `dpfedexp train` writes, which is model, metrics, ledger, privacy
+            statement, the call, and a checkpoint after every round. `dpfedexp report`, `dpfedexp privacy verify` and `Run.load`
+            read it. The same call with the same folder resumes a run that was interrupted; it ends like one that was not, bit for
+            bit on the same device, and nothing is charged twice. What must be remembered of the clients goes to a private folder:
+            $DPFEDEXP_PRIVATE, or ~/.local/state/dpfedexp.
         secure: True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise (docs/security.md).
         candidates: what the run chooses from while it trains: networks, local optimizers, algorithms, or `Candidate`s of several.
             Each trains on a group of the clients of its own, and after a few rounds the clients vote for the model with the lowest
             loss; one is left after a fifth of the rounds (docs/tuning.md).
         diagnostics: also record values that are not private (their names start with `nonprivate_`), for studying the algorithm.
-        progress: show a progress bar.
         on_round: called with every round's record once the round is complete; or a list of such functions. One that raises or
-            returns `Stop`, or raises `StopIteration`, ends the run: what was made is returned, and the statement says so. See
-            `EarlyStopping` and `dpfedexp.sinks`.
-        on_advice: called with advice about the run (docs/advice.md). By default warnings become an `AdviceWarning`; `Run.advice`
-            holds all advice.
+            returns `Stop`, or raises `StopIteration`, ends the run: what was made is returned, and the statement says so. A
+            callback with a method `on_advice` gets advice about the run; without one, warnings become an `AdviceWarning`. See
+            `EarlyStopping`, `OnAdvice` and `dpfedexp.sinks`.
 
     Returns:
         The trained model, the history, the privacy statement and the ledger (`Run`). A KeyboardInterrupt loses nothing either: it
@@ -149,59 +133,38 @@ def train(
         >>> clients = Federation.from_clients([(torch.randn(5, 3), torch.randn(5)) for _ in range(20)])
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
         >>> algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0)
-        >>> run = train(model, clients, algorithm, local=Sgd(lr=0.1, steps=2), rounds=3, progress=False)
+        >>> run = train(model, clients, algorithm, local=Sgd(lr=0.1, steps=2), rounds=3)
         >>> len(run.history)
         3
     """
-    if isinstance(algorithm, Algorithm):
-        algorithm = with_aggregation(algorithm, aggregation)
-    execution = execution_on(device, execution)
+    execution = as_execution(execution)
     callbacks = callbacks_of(on_round)
-    require(
-        on_advice is None or callable(on_advice), f"on_advice is {on_advice!r}; it must be a function of one advice."
-    )
     require(is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
-    by_clients = evaluate == "clients"
-    require(
-        evaluate is None or by_clients or callable(evaluate),
-        f"evaluate is {evaluate!r}; it must be a function from a model to numbers, or 'clients'.",
-    )
-    require(
-        evaluate_every is None or is_count(evaluate_every),
-        f"evaluate_every is {evaluate_every!r}; it must be a positive whole number.",
-    )
-    require(
-        is_number(held_out) and 0 <= held_out < 1 and (by_clients or not held_out),
-        f"held_out is {held_out!r} with evaluate={evaluate!r}; it must be from 0 to below 1, with evaluate='clients'.",
-    )
+    server, by_clients = Evaluation.split(evaluate)
+    every = 1 if server is None else server.every or 1
     require(
         budget is None or (is_number(budget) and budget > 0), f"budget is {budget!r}; it must be a positive epsilon."
     )
     team = RankCohort.current()
     follows = team is not None and team.rank > 0
     with nullcontext() if team is None else team.at_work():
-        run_folder = None if follows else _run_folder(out, checkpoint, resume)
-        folder = None if checkpoint is None or follows else Path(checkpoint)
-        folder = folder if run_folder is None else run_folder.path
-        last = None if follows else find(folder, resume)
+        run_folder = None if follows else _run_folder(out)
+        last = None if run_folder is None else load(run_folder.path)
 
         def prepared(one: Candidate, extras: Extras) -> tuple[Engine, str | None]:
             return prepare(
                 one.model or model,
                 clients,
-                with_aggregation(one.algorithm, aggregation) if one.algorithm is not None else algorithm,
+                one.algorithm or algorithm,
                 local=one.local or local,
                 rounds=rounds,
-                seed=seed,
                 execution=_as_before(execution, last),
                 participation=participation,
-                population=population,
-                noise_cohort=noise_cohort,
                 loss=loss,
                 diagnostics=diagnostics,
                 secure=secure,
-                evaluate_every=evaluation_interval(rounds, evaluate_every) if by_clients else 0,
-                held_out=float(held_out),
+                evaluate_every=0 if by_clients is None else evaluation_interval(rounds, by_clients.every),
+                held_out=0.0 if by_clients is None else float(by_clients.held_out),
                 extras=extras,
             )
 
@@ -223,35 +186,30 @@ def train(
             return Run(filled(candidate, w), history, statement, Ledger.in_memory(), trainer, stopped)
         if note:
             warnings.warn(note, stacklevel=3)
-        measured = None if by_clients else cast(Any, evaluate)
-        measures = [
-            make_evaluator(test, measured, clients, one, own, metrics)
-            for one, own in zip(simulations, models, strict=True)
-        ]
+        if last is not None and last.progress.round >= rounds:
+            warnings.warn(f"the folder {str(out)!r} holds this run, which is complete: no round is made.", stacklevel=3)
+        measures = [make_evaluator(server, clients, one, own) for one, own in zip(simulations, models, strict=True)]
         how = RunnerOptions(
             run_folder,
-            folder,
             ledger,
             last,
-            resume,
             None if measures[0] is None else lambda state: cast(Evaluator, measures[state.candidate])(state),
-            evaluate_every or 1,
+            every,
             budget,
             callbacks,
-            on_advice,
-            progress,
+            execution.progress,
         )
         description = described(
             engine,
             simulation,
             int(rounds),
-            evaluate_every=evaluate_every or 1,
+            evaluate_every=every,
             secure=secure,
             precision=execution.precision,
             frozen=[frozen_tag(one, own.task.layout) for one, own in zip(models, simulations, strict=True)],
         )
-        options: dict[str, Any] = {"local": local, "seed": seed, "secure": secure, "budget": budget}
-        options |= {} if aggregation == "plain" else {"aggregation": aggregation}
+        seeded = Execution(seed=execution.seed) if execution.seed else None
+        options: dict[str, Any] = {"local": local, "execution": seeded, "secure": secure, "budget": budget}
 
         def facts(open_run: OpenRun) -> RunFacts:
             names = {"model": type(simulation.task.model).__name__, "data": type(clients).__name__}
@@ -268,15 +226,11 @@ def train(
         return run
 
 
-def _run_folder(out: Path | str | RunFolder | None, checkpoint: Path | str | None, resume: bool) -> RunFolder | None:
+def _run_folder(out: Path | str | RunFolder | None) -> RunFolder | None:
     if out is None or isinstance(out, RunFolder):
         return out
-    require(isinstance(out, str | Path), f"out is {out!r}; it must be the path of a new folder.")
-    require(
-        checkpoint is None or Path(checkpoint).resolve() == Path(out).resolve(),
-        f"out is {str(out)!r} and checkpoint is {str(checkpoint)!r}; out holds the checkpoint too, so leave checkpoint out.",
-    )
-    return RunFolder(out, resume=resume)
+    require(isinstance(out, str | Path), f"out is {out!r}; it must be the path of a folder.")
+    return RunFolder(out, resume=True)
 
 
 def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
@@ -304,37 +258,23 @@ def _filled(model: nn.Module, layout: Layout, w: torch.Tensor) -> nn.Module:
 
 
 def make_evaluator(
-    test: tuple[Any, Any] | None,
-    evaluate: Evaluate | None,
-    clients: Clients,
-    simulation: Simulation,
-    model: nn.Module,
-    metrics: Mapping[str, Metric] | None = None,
+    evaluation: Evaluation | None, clients: Clients, simulation: Simulation, model: nn.Module
 ) -> Evaluator | None:
-    """What measures the model: `evaluate` where it is given, or the test set, which is tried on it before the first round."""
-    counted = f" of {len(test)}" if isinstance(test, (tuple, list)) else ""
-    require(
-        test is None or counted == " of 2",
-        f"test is a {type(test).__name__}{counted}; it must be a pair (inputs, targets).",
-    )
-    check_metrics(metrics)
-    require(
-        metrics is None or (test is not None and evaluate is None),
-        "metrics are measured on test: give test=(inputs, targets) with them, and no evaluate.",
-    )
-    if evaluate is not None:
-        return Evaluator(model, simulation, evaluate, asks=False)
-    if test is None:
+    """What measures the model: a function, or the test set, which is tried on it before the first round."""
+    if evaluation is None:
         return None
+    if callable(evaluation.on):
+        return Evaluator(model, simulation, evaluation.on, asks=False)
+    test = evaluation.on
     cast = getattr(clients, "prepare", None)
     if cast is None:
         raise InputError(
-            f"test is given, but a {type(clients).__name__} has no method prepare that casts a test set as the clients' data are; "
-            "give evaluate, a function (model) → dict, instead."
+            f"evaluate is a test set, but a {type(clients).__name__} has no method prepare that casts it as the clients' data are; "
+            "give a function (model) → dict instead."
         )
     task = simulation.task
     inputs, targets = cast(test[0], test[1], task.device)
-    measure = on_test_set(inputs, targets, task.loss, metrics=metrics)
+    measure = on_test_set(inputs, targets, task.loss, metrics=evaluation.metrics)
     shapes = f"inputs of shape {shape_of(inputs)} and targets of shape {tuple(targets.shape)}"
     with torch.no_grad():
         try:
@@ -344,7 +284,7 @@ def make_evaluator(
             check_labels("its targets", task.loss, outputs, targets)
         except Exception as error:
             raise InputError(
-                f"test has {shapes}, which do not fit the model and its loss: {first_line(error)}"
+                f"evaluate has {shapes}, which do not fit the model and its loss: {first_line(error)}"
             ) from None
     return Evaluator(model, simulation, measure, asks=True)
 

@@ -24,14 +24,14 @@ from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import VoteSpec
-from dpfedexp.engine.checkpoint import ROUNDS
-from dpfedexp.engine.engine import Engine, Evaluation
+from dpfedexp.engine.checkpoint import ROUNDS, load
+from dpfedexp.engine.engine import ClientEvaluation, Engine
 from dpfedexp.engine.fit import rounds_for
-from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, find, settings_of
+from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, settings_of
 from dpfedexp.engine.plan import log
 from dpfedexp.engine.run import Run, RunFacts, RunFolder, StoredParameters
 from dpfedexp.engine.runner import RunEnd, RunnerOptions, run_to_end, statement_of
-from dpfedexp.engine.stopping import OnRound, callbacks_of
+from dpfedexp.engine.stopping import OnAdvice, OnRound, callbacks_of
 from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.flower.access import read_nodes
 from dpfedexp.flower.app_settings import read_settings, round_timeout
@@ -216,7 +216,7 @@ class DpFedExp(Strategy):
         )
         evaluation = None
         if asking is not None and self.metrics is not None:
-            evaluation = Evaluation(asking, self.metrics, every, self.held_out)
+            evaluation = ClientEvaluation(asking, self.metrics, every, self.held_out)
         kind: Any = partial(TwoPartyCohort, noise=self.noise) if mechanism.needs_helper else FlowerCohort
         participants, clients_per_node, tau_eta_l = self.participants, self.clients_per_node, self.tau_eta_l
         clients, min_reply_fraction = self.clients, self.min_reply_fraction
@@ -320,13 +320,10 @@ class DpFedExp(Strategy):
         )
         how = RunnerOptions(
             files,
-            self.folder,
-            last=find(self.folder, self.resume),
-            resume=self.resume,
+            last=load(self.folder),
             measure=measure,
             budget=self.budget,
-            callbacks=(completed, *self.callbacks),
-            on_advice=partial(log, _log),
+            callbacks=(completed, OnAdvice(partial(log, _log)), *self.callbacks),
         )
 
         def facts(open_run: OpenRun) -> RunFacts:

@@ -1,6 +1,6 @@
 """Execution settings: how a run is computed on this machine."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -13,16 +13,18 @@ from dpfedexp.trainers.task import Precision, check_precision
 @checked
 @dataclass(frozen=True)
 class Execution:
-    """Execution settings: device, chunk size, trainer and precision.
+    """Execution settings: device, seed, chunk size, trainer and precision.
 
-    Except for `precision`, they change results only by rounding. They never change a privacy statement.
+    Except for `seed` and `precision`, they change results only by rounding. They never change a privacy statement.
 
     Args:
         device: a torch device such as "cpu" or "cuda:1"; by default the GPU where there is one.
+        seed: the seed of all random draws of a simulation. A secure run draws from the operating system.
         chunk_size: clients per tensor program; automatic by default.
         trainer: "auto" takes the fastest of "fast" (networks of known layers), "vectorized" (any that vmap can trace) and "loop".
         precision: of local training: "fp32", or on a GPU "tf32" or "bf16" (docs/scale.md says what they change).
         memory: bytes that the clients of a chunk may take, such as "4GB"; automatic by default.
+        progress: show a progress bar in a terminal or a notebook.
 
     Example:
         >>> from dpfedexp import Execution
@@ -31,10 +33,12 @@ class Execution:
     """
 
     device: str | torch.device | None = None
+    seed: int = 0
     chunk_size: int | None = None
     trainer: str = "auto"
     precision: Precision = "fp32"
     memory: str | int | None = None
+    progress: bool = True
 
     def __post_init__(self) -> None:
         require(
@@ -63,25 +67,28 @@ class Execution:
         return parse_memory(self.memory)
 
 
-def execution_on(device: str | torch.device | None, execution: Execution | None) -> Execution:
-    """The execution with the device that was named beside it, where one was."""
-    if execution is None:
-        return Execution(device=device)
+def as_execution(execution: Execution | str | torch.device | None) -> Execution:
+    """The execution; from a device alone where one is named."""
+    if execution is None or isinstance(execution, str | torch.device):
+        return Execution(device=execution)
     if not isinstance(execution, Execution):
         raise InputError(
-            f"execution is a {type(execution).__name__}; it must be an Execution, such as Execution(chunk_size=64)."
+            f"execution is a {type(execution).__name__}; it must be a device such as 'cuda', or an Execution, such as "
+            "Execution(device='cuda', seed=1)."
         )
-    if device is None:
-        return execution
-    require(
-        execution.device is None or str(execution.device) == str(device),
-        f"device is {str(device)!r} and execution.device is {str(execution.device)!r}; pass only one of them.",
-    )
-    return replace(execution, device=device)
+    return execution
 
 
 EXECUTION_HINTS = {
     name: f"execution=Execution({name}={example})"
-    for name, example in (("chunk_size", "64"), ("trainer", "'fast'"), ("precision", "'bf16'"), ("memory", "'4GB'"))
+    for name, example in {
+        "device": "'cuda'",
+        "seed": "1",
+        "chunk_size": "64",
+        "trainer": "'fast'",
+        "precision": "'bf16'",
+        "memory": "'4GB'",
+        "progress": "False",
+    }.items()
 }
 """Hints for arguments of `train` that belong to `Execution`."""
