@@ -212,5 +212,9 @@ def test_what_two_aggregators_can_not_do_is_refused(algorithm, aggregation, word
     model, clients = problem()
     who = Full(population=CLIENTS) if algorithm.adjacency == "add-remove" else None
     with pytest.raises(InputError, match=words):
-        two = with_aggregation(algorithm, aggregation)
-        train(model, clients, two, local=Sgd(lr=0.1, steps=2), rounds=1, participation=who)
+        train(
+            *(model, clients, with_aggregation(algorithm, aggregation)),
+            local=Sgd(lr=0.1, steps=2),
+            rounds=1,
+            participation=who,
+        )
