@@ -48,11 +48,7 @@ def public_population(
 
     Formal guarantee: it is the same for all neighbors. Under replace-one they have equally many clients, so it is the number of
     those present. Under add-remove that number is what the guarantee hides: a divisor counted from the data would move the whole
-    mean when one client comes or goes. There it is declared.
-
-    Args:
-        present: how many clients the federation holds; private under add-remove.
-        population: the declared number. Under add-remove the federation may hold more or fewer.
+    mean when one client comes or goes. There it is declared, and the federation may hold more or fewer than `population`.
     """
     if population is not None:
         require(is_count(population), f"population is {population!r}; it must be a positive whole number.")
@@ -279,15 +275,8 @@ def advance(
 ) -> tuple[State, float]:
     """The next state and η_g. The model moves here and nowhere else: w ← w + η_g·direction.
 
-    Args:
-        algorithm: says the step size, the server's optimizer and the next clip.
-        release: what the round let out.
-        state: before the round.
-        share: for SCAFFOLD, the expected share of the clients that took part, which is public.
-        tau_eta_l: for SCAFFOLD, τη_l: how far a client goes per unit of gradient, which is public too.
-
-    Returns:
-        The state after the round, and the step size η_g that was taken.
+    SCAFFOLD needs two public numbers more: `share`, the expected share of the clients that took part, and τη_l, how far a client
+    goes per unit of gradient.
     """
     eta_g, memory = next_step(algorithm.rule, release, state.memory)
     direction, server = algorithm.server.direction(release.c_bar, state.server)
