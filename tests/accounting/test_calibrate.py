@@ -70,7 +70,7 @@ def test_privunit_target_in_total_inverts_the_tight_composition(one):
         (central, 0.0, 1e-5, 1, r"target_epsilon is 0.*above 0"),
         (central, 1.0, 0.0, 1, "delta is 0"),
         (lambda z: NonPrivateEvent(), 1.0, 1e-5, 1, "no noise multiplier up to"),
-        (lambda z: central(5.0), 100.0, 1e-5, 1, "nothing to calibrate"),
+        (lambda z: central(5.0), 100.0, 1e-5, 1, "costs less. Lower target_epsilon"),
         (central, 1.0, 1e-5, 0, "rounds is 0"),
     ],
 )
@@ -109,7 +109,7 @@ def test_the_three_are_inverse_to_each_other():
         (lambda: epsilon(1.0, 5, 1e-5, sampling_rate=0), "sampling_rate is 0; it must be above 0 and at most 1."),
         (lambda: epsilon(1.0, 5, 1e-5, adjacency="zero-out"), "adjacency is 'zero-out'; it must be"),
         (lambda: epsilon(1.0, 5, 2.0), "delta is 2.0; it must be"),
-        (lambda: rounds(100.0, 1e9, 1e-5), "sets no limit"),
+        (lambda: rounds(100.0, 1e9, 1e-5), "fit in it. Lower it"),
         (lambda: noise(1.0, 5, 0.0), "delta is 0.0; Gaussian noise needs a delta above 0."),
         (lambda: noise(eps=1.0, rounds=5, delta=1e-5), "noise has no argument 'eps'"),
     ],

@@ -161,7 +161,7 @@ def test_reports_at_the_ends():
 
 
 @pytest.mark.parametrize(
-    ("one", "target", "words"), [(0.1, 5.0, "sets no limit"), (1.0, 0.5, "no report is private enough")]
+    ("one", "target", "words"), [(0.1, 5.0, "too costly for it. Lower it"), (1.0, 0.5, "no report is private enough")]
 )
 def test_a_target_above_or_below_every_report_is_refused(one, target, words):
     with pytest.raises(InputError, match=words):

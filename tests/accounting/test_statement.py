@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpfedexp.accounting import Guarantee, NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
 from dpfedexp.accounting.events import central_gaussian, votes_only
 from dpfedexp.accounting.events import privunit as exact_event
-from dpfedexp.accounting.statement import _PUSHED_OUT, card, membership_advantage, strength, wrap
+from dpfedexp.accounting.statement import card, membership_advantage, strength, wrap
 from dpfedexp.errors import InputError
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -54,7 +54,7 @@ def test_text_and_json_say_the_same(name):
     assert values.pop("text") == case.text == str(case)
     assert set(NUMBER.findall(case.text)) <= set(NUMBER.findall(json.dumps(values)))
     assert PrivacyStatement.from_json(case.to_json()) == case
-    assert (_PUSHED_OUT in case.text) is (name == "add-remove, fixed size")
+    assert ("takes another one's place" in case.text) is (name == "add-remove, fixed size")
     if case.private and case.rounds:
         assert ("is exactly epsilon" in case.text) is case.exact
         assert ("is at most epsilon" in case.text) is not case.exact

@@ -20,7 +20,7 @@ import pytest
 import torch
 from tests.sizes import long
 
-from dpfedexp.data import Standardize, data_sets, load_mnist, mnist_federation, read_idx
+from dpfedexp.data import Standardize, data_sets, load_mnist, read_idx
 from dpfedexp.data.data_sets import DATA_SETS, MNIST_FILES, cache_folder, fetch
 from dpfedexp.errors import InputError
 
@@ -113,32 +113,28 @@ def put(folder: Path, packed: bool = True, **replaced: np.ndarray) -> Path:
     return folder
 
 
-def assert_small(data: data_sets.ImageData) -> None:
-    assert np.array_equal(data.train_images, SMALL["train-images-idx3-ubyte"])
-    assert np.array_equal(data.train_labels, SMALL["train-labels-idx1-ubyte"])
-    assert np.array_equal(data.test_images, SMALL["t10k-images-idx3-ubyte"])
-    assert np.array_equal(data.test_labels, SMALL["t10k-labels-idx1-ubyte"])
+def assert_small(data: data_sets.DataSet) -> None:
+    for found, expected in zip(
+        (data.inputs[:, 0], data.targets, data.test[0][:, 0], data.test[1]), SMALL.values(), strict=True
+    ):
+        assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("inside", [".", "mnist"])
 def test_the_files_are_found_in_the_folder_or_in_mnist_inside_it(tmp_path: Path, packed: bool, inside: str) -> None:
     put(tmp_path / "fashion" / inside, packed)
-    data = load_mnist(tmp_path / "fashion")
-    assert_small(data)
-    assert data.name == ("mnist" if inside == "mnist" else "fashion")
+    assert_small(load_mnist(tmp_path / "fashion"))
 
 
 def test_the_argument_goes_before_the_variable_and_that_before_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(cache_folder("mnist"))
-    assert load_mnist().name == "mnist"
-    put(tmp_path / "variable")
-    monkeypatch.setenv("DPFEDEXP_DATA", str(tmp_path / "variable"))
-    assert load_mnist().name == "variable"
-    put(tmp_path / "argument")
-    assert load_mnist(tmp_path / "argument").name == "argument"
+    for number, folder in enumerate((cache_folder("mnist"), tmp_path / "variable", tmp_path / "argument")):
+        put(folder, train_labels_idx1_ubyte=np.full(40, number, np.uint8))
+        if number == 1:
+            monkeypatch.setenv("DPFEDEXP_DATA", str(folder))
+        assert load_mnist(folder if number == 2 else None).targets.unique().tolist() == [number]
 
 
 def test_a_named_folder_without_the_files_says_which_are_missing(
@@ -205,28 +201,16 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path, replaced:
 
 def test_real_mnist_is_what_it_should_be(mnist_folder: Path) -> None:
     data = load_mnist(mnist_folder)
-    assert data.train_images.shape == (60_000, 28, 28)
-    assert data.test_images.shape == (10_000, 28, 28)
-    assert data.train_images.dtype == data.train_labels.dtype == torch.uint8
-    arrays = (data.train_images, data.train_labels, data.test_images, data.test_labels)
+    assert data.inputs.shape == (60_000, 1, 28, 28)
+    assert data.test[0].shape == (10_000, 1, 28, 28)
+    assert data.inputs.dtype == data.targets.dtype == torch.uint8
+    arrays = (data.inputs[:, 0], data.targets, data.test[0][:, 0], data.test[1])
     for array, (name, md5) in zip(arrays, MNIST_FILES.items(), strict=True):
         assert hashlib.md5(idx_bytes(array.numpy())).hexdigest() == md5, name
     # The constants of Standardize are the training images' own.
-    scaled = data.train_images.double() / 255
+    scaled = data.inputs.double() / 255
     assert scaled.mean().item() == pytest.approx(Standardize().mean, abs=1e-4)
     assert scaled.std().item() == pytest.approx(Standardize().std, abs=1e-4)
-
-
-def test_the_papers_federation_has_a_thousand_clients_of_sixty_images(mnist_folder: Path) -> None:
-    federation = mnist_federation(load_mnist(mnist_folder))
-    assert federation.sizes.tolist() == [60] * 1000
-    # Dirichlet(0.3) over 10 classes leaves a client of 60 images with about 6 of them.
-    held = federation.targets[federation.rows].view(1000, 60)
-    assert 5.5 < sum(len(labels.unique()) for labels in held) / 1000 < 6.5
-    inputs, labels = federation.gather(torch.tensor([0, 999]), torch.arange(60).expand(2, 60))
-    assert inputs.shape == (2, 60, 1, 28, 28)
-    assert (inputs.min(), inputs.max()) == (0.0, 1.0)
-    assert labels.dtype == torch.int64
 
 
 def written(folder: Path, content: bytes) -> Path:
@@ -245,11 +229,8 @@ def huge(rank: int = 3, length: int = 2**31 - 1) -> bytes:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "is not an IDX file of bytes: it begins with nothing"),
         (b"\0\0\x08", "is not an IDX file of bytes: it begins with 00 00 08"),
-        (b"<html>", "is not an IDX file of bytes: it begins with 3c 68 74 6d"),
         (bytes([0, 0, 8, 0]), "is not an IDX file"),
-        (bytes([0, 0, 8, 255]), "is not an IDX file"),
         (bytes([0, 0, 7, 1, 0, 0, 0, 1, 1]), "is not an IDX file"),
         (bytes([0, 0, 8, 3, 0, 0]), "is cut off inside its header"),
         (bytes([0, 0, 8, 1, 0, 0, 0, 0]), "holds no data"),
@@ -302,10 +283,8 @@ FILES = {"a.gz": PACKED}
 
 FAULTS = {
     "cut": (lambda h: send(h, PACKED[: len(PACKED) // 2], claimed=len(PACKED)), "another file than the one asked for"),
-    "another file": (lambda h: send(h, gzip.compress(CONTENT + b"!")), "another file than the one asked for"),
     "bomb": (lambda h: send(h, gzip.compress(bytes(1 << 24))), "another file than the one asked for"),
     "too long": (lambda h: send(h, bytes(1 << 24)), "incorrect header"),
-    "web page": (lambda h: send(h, b"<html>please log in</html>"), "incorrect header"),
     "unavailable": (lambda h: h.send_error(503), "503"),
 }
 

@@ -97,15 +97,11 @@ def test_nan_is_refused_unless_it_is_asked_for() -> None:
     ("call", "sentence"),
     [
         (lambda: Federation.from_arrays(IMAGES, LABELS[:9], [[0]]), "inputs has 120 rows and targets has 9"),
-        (lambda: Federation.dirichlet(IMAGES, LABELS[:9], clients=2, alpha=1), "inputs has 120 rows and targets has 9"),
         (lambda: Federation.from_arrays(IMAGES[:0], LABELS[:0], [[]]), "inputs is empty"),
         (lambda: Federation.from_arrays(IMAGES, LABELS, [[0, 1], [1]]), "assignment gives row 1 to .* several clients"),
-        (lambda: Federation.iid(IMAGES, LABELS, clients=0), "clients is 0"),
-        (lambda: Federation.dirichlet(IMAGES, LABELS * 1.0, clients=2, alpha=1), "integer class labels"),
         (lambda: Federation.iid((WORDS, AGES[:3]), BITS, clients=2), "tuple of arrays with 12, 3 rows, which means se"),
         (lambda: Federation.iid({}, BITS, clients=2), "inputs is an empty dict"),
         (lambda: Federation.iid({"a": WORDS.astype(str)}, BITS, clients=2), r"inputs\['a'\] has dtype <U"),
-        (lambda: Federation.iid({"a": AGES}, BITS[:3], clients=2), "inputs has 12 rows and targets has 3"),
         (
             lambda: Federation.from_clients([({"a": AGES}, BITS), ({"b": AGES}, BITS)]),
             r"clients\[1\] inputs is a dict of 'b', while that of clients\[0\] is a dict of 'a'",
@@ -119,7 +115,6 @@ def test_nan_is_refused_unless_it_is_asked_for() -> None:
             r"clients\[1\] inputs\[1\] is float64 of shape \(2,\) per row",
         ),
         (lambda: GeneratedClients(0, 3, make), "clients is 0"),
-        (lambda: GeneratedClients(1, 0, make), "size is 0"),
         (lambda: GeneratedClients(5, 3, make).gather([0], torch.tensor([[3]])), "positions reach outside.*0 to 2"),
         (
             lambda: GeneratedClients(5, 3, make).gather([5], torch.tensor([[0]])),
@@ -128,7 +123,6 @@ def test_nan_is_refused_unless_it_is_asked_for() -> None:
         (lambda: GeneratedClients(5, 3, make).client(-1), "clients holds a number outside 0 to 4"),
         (lambda: GeneratedClients(5, 4, make).client(0), r"make returned inputs of shape \(1, 3, 2\)"),
         (lambda: synthetic_regression(0, 5), "clients is 0"),
-        (lambda: synthetic_regression(5, 0), "dimension is 0"),
         (lambda: synthetic_regression(5, 5, seed=-1), "seed is -1"),
     ],
 )
@@ -200,9 +194,7 @@ def test_a_numpy_array_is_shared_not_copied_even_when_it_is_read_only() -> None:
     ("values", "sentence"),
     [
         (np.array(["a", "b"]), "x has dtype <U1"),
-        (np.array([1, None], dtype=object), "x has dtype object"),
         (np.array([1j]), "x has dtype complex128"),
-        (torch.tensor([1j]), "x has dtype complex64"),
         ([[1.0], [1.0, 2.0]], "x is ragged"),
         (3.0, "x is a single number"),
         (np.array([2**63], dtype=np.uint64), "x holds values of 2\\^63 or more"),

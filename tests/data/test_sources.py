@@ -84,30 +84,24 @@ def test_a_column_of_arrays_gives_inputs_of_their_shape_and_type() -> None:
 @pytest.mark.parametrize(
     ("changes", "options", "sentence"),
     [
-        ({}, {"by": "usr"}, "by names the column 'usr', which is not there. Did you mean 'user'?"),
         ({}, {"target": "label"}, "target names the column 'label', which is not there. Known: age, color"),
         ({}, {"features": ["aged"]}, "features names the column 'aged', which is not there. Did you mean 'age'?"),
-        ({}, {"features": None}, r"column 'color' holds text; give its public list, categories=\{'color'"),
         ({}, {"features": ["age", "y"]}, "column 'y' is a target and a feature; take it out"),
         ({}, {"features": []}, "features is empty; name at least one column"),
         ({}, {"target": []}, "target is empty; name the column"),
-        ({}, {"by": []}, "by is empty; name the column"),
-        ({"score": [1.0, float("nan"), 2.0, 3.0]}, {}, "column 'score' has no value in 1 of 4 rows, first in row 1"),
         ({"score": [1.0, None, 2.0, None]}, {}, "column 'score' has no value in 2 of 4 rows, first in row 1; drop"),
         ({"score": [1.0, float("inf"), 2.0, 3.0]}, {}, r"inputs is not finite .* first in row 1"),
         ({"age": [1, "2", 3, 4]}, {}, "column 'age' holds text"),
-        ({"age": np.array(["2026-01-01"] * 4, dtype="M8[D]")}, {}, "column 'age' holds dates .* days since"),
+        ({"age": np.array(["2026-01-01"] * 4, dtype="M8[D]")}, {}, "column 'age' has dtype datetime64"),
         ({"age": [1j, 1, 1, 1]}, {}, "column 'age' holds a complex; it must hold numbers"),
         ({"age": [[1], [1, 2], [1], [1]]}, {"features": "age"}, "has rows of different shapes; pad or crop"),
-        ({"age": [[1, 2]] * 4}, {}, r"column 'age' has rows of shape \(2,\); give it alone, as features='age'"),
+        ({"age": [[1, 2]] * 4}, {}, r"column 'age' has rows of shape \(2,\); give it alone: features='age'"),
         ({"age": [1, 2, 3]}, {}, "the columns have 3 and 4 rows; they must have equally many"),
-        ({"user": ["a", "b"]}, {}, "by has 2 ids and there are 4 rows"),
         ({"user": ["a", None, "b", "b"]}, {}, "by has no id in row 1"),
         ({}, {"categories": {"color": ["red"]}}, "categories has 'color', which is neither a target nor a feature"),
         ({}, {"features": "color", "categories": {"color": ["red"]}}, "'blue' in row 1, which .* does not list"),
         ({}, {"features": "color", "categories": {"color": "red"}}, "is 'red'; give a list of different values"),
-        ({}, {"clients": 2}, "clients is 2, but by holds 3 different ids"),
-        ({}, {"feature": ["age"]}, "from_pandas has no argument 'feature'. Did you mean 'features'?"),
+        ({}, {"clients": 2}, "clients is 2, but there are 3 already"),
     ],
 )
 def test_tables_that_do_not_fit_get_a_sentence_with_the_fix(changes, options, sentence: str) -> None:
@@ -115,13 +109,11 @@ def test_tables_that_do_not_fit_get_a_sentence_with_the_fix(changes, options, se
         federation(TABLE | changes, **options)
 
 
-def test_what_is_no_table_gets_a_sentence_and_nan_is_kept_where_that_is_said() -> None:
+def test_what_is_no_table_gets_a_sentence() -> None:
     with pytest.raises(InputError, match="the table is a list; pass a DataFrame"):
         federation([1, 2])
     with pytest.raises(InputError, match="all clients are empty"):
         federation({name: values[:0] for name, values in TABLE.items()})
-    made = federation(TABLE | {"score": [1.0, float("nan"), 2.0, 3.0]}, finite=False)
-    assert torch.isnan(made.inputs).sum() == 1
 
 
 def test_many_clients_need_no_loop_over_them() -> None:
@@ -150,8 +142,6 @@ def test_a_data_frame_is_read_like_a_dict_of_columns() -> None:
         federation(nullable.assign(age=pandas.array([1, None, 2, 3], dtype="Int64")))
     with pytest.raises(InputError, match="column 'age' holds categories; give its public list"):
         federation(frame.astype({"age": "category"}))
-    with pytest.raises(InputError, match=r"It is the index: give df.reset_index\(\)"):
-        federation(frame.set_index("user"))
     with pytest.raises(InputError, match="the column 'y' is there twice"):
         federation(pandas.concat([frame, frame[["y"]]], axis=1))
 
@@ -203,7 +193,6 @@ def test_csv_files_are_tables_whose_column_types_all_clients_share(tmp_path) -> 
         ({"a": "y,y\n1,1\n"}, "'a.csv' names a column twice"),
         ({"a": "x,label\n1,1\n"}, "target names the column 'y', which is not there"),
         ({"a": "x,y\n1_0,1\n"}, "column 'x' holds text"),
-        ({"a": "x,y\n"}, "all clients are empty"),
     ],
 )
 def test_csv_files_that_do_not_fit_get_a_sentence(tmp_path, files, sentence: str) -> None:
@@ -238,7 +227,7 @@ def test_a_file_cannot_run_code(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "files").mkdir()
     torch.save({"inputs": Intruder()}, tmp_path / "files" / "a.pt")
-    with pytest.raises(InputError, match=r"'a.pt' in .* is a pickle, .*; write it as .safetensors or .npz"):
+    with pytest.raises(InputError, match=r"'a.pt' in .* is no file of a client .*pickles may run code"):
         Federation.from_folder(tmp_path / "files")
     np.savez(tmp_path / "files" / "a.npz", inputs=np.array([Intruder()], dtype=object))
     (tmp_path / "files" / "a.pt").unlink()
@@ -320,7 +309,7 @@ def test_a_partition_is_a_client_and_may_be_empty(source, options) -> None:
         (Table(ROWS), {}, "by is missing; name the column"),
         (Partitioner(), {"by": "user"}, "by is 'user', but there is one data set per client; leave by out"),
         (WithoutNumber(), {}, "does not say how many partitions it has; give their number, such as clients=100"),
-        (Partitioner(), {"clients": 2}, "clients is 2, but the assignment numbers 3"),
+        (Partitioner(), {"clients": 2}, "clients is 2, but there are 3 already"),
         ([], {}, "there are no clients"),
         ([Table(ROWS), Table({"image": ROWS["image"]})], {}, "client 1 lacks the column 'label', which the others"),
         ([Table(ROWS), Table(ROWS | {"image": np.zeros((3, 5))})], {}, r"shapes \[\(2, 2\), \(5,\)\]; all clients"),
@@ -342,10 +331,9 @@ def test_splits_and_streams_get_a_sentence() -> None:
 
         def __getitem__(self, name: str) -> None: ...
 
-    with pytest.raises(InputError, match=r"the splits 'train'; pass one split, such as dataset\['train'\]"):
-        Federation.from_datasets(Splits(train=Table(ROWS)), by="user", target="label")
-    with pytest.raises(InputError, match="is streamed; load it without streaming=True"):
-        Federation.from_datasets(Streamed(), by="user", target="label")
+    for table in (Splits(train=Table(ROWS)), Streamed()):
+        with pytest.raises(InputError, match="one split of a Hugging Face data set that is not streamed"):
+            Federation.from_datasets(table, by="user", target="label")
 
 
 def test_a_hugging_face_data_set_is_read() -> None:
@@ -454,27 +442,20 @@ def padded(items):
     ("clients", "sentence"),
     [
         ([DataLoader(WHOLE, sampler=data.SubsetRandomSampler([1]), batch_size=None)], "a custom sampler"),
-        ([DataLoader(WHOLE, batch_sampler=[[0, 1], [2]])], "a custom sampler"),
         ([DataLoader(Rows(0, 1, 2), batch_size=2, drop_last=True)], "drop_last=True, which loses rows; give its data"),
         ([DataLoader(Rows(0, 1, 2), batch_size=2, collate_fn=padded)], "pad or crop all to one public shape in coll"),
         ([DataLoader(WHOLE, sampler=data.WeightedRandomSampler([1.0] * 10, 5))], r"a custom sampler.*Subset\("),
         ([DataLoader(Dicts(0, 1))], r"clients\[0\]\[0\] is a dict with 'image', 'label'; it must be .*collate_fn"),
-        ([Rows(0), Dicts(0)], r"clients\[1\]\[0\] is a dict"),
         (DataLoader(WHOLE), "clients is a single DataLoader; pass a list with one per client, or split its rows"),
-        (WHOLE, "clients is a single Dataset; pass a list with one per client"),
         ([TensorDataset(X)], r"clients\[0\] has 1 tensors; it must have two"),
         ([iter([(X[0], 0), (X[0, :1], 0)])], r"clients\[0\]\[1\] input is float32 of shape \(1,\)"),
         ([[(X[0], 0), (X[1], 1), (X[2], 0)]], r"clients\[0\] is a list; .* an iterator of rows, such as iter\(rows\)"),
-        ([iter([(1.0, 1), 7])], r"clients\[0\]\[1\] is a int; it must be a pair"),
         ([iter([(object(), 1)])], r"clients\[0\]\[0\] input is a object.*transform that makes tensors"),
         ([iter([(1.0, 1), (1.0, 0.5)])], r"clients\[0\]\[1\] target is float64"),
         ([Rows()], "all clients are empty"),
         (iter([]), "clients is empty; there must be at least one client"),
         ([([[1.0]], [1, 2])], r"clients\[0\] has 1 inputs and 2 targets"),
-        ([([[1.0]], [1]), ([[1.0, 2.0]], [1])], r"clients\[1\] inputs is float64 of shape \(2,\) per row"),
         ([([], []), (np.zeros((1, 2), np.uint8), [1]), (np.zeros((1, 2)), [1])], r"clients\[2\] inputs is float64"),
-        ([np.zeros((2, 2))], r"clients\[0\] is a ndarray; it must be a pair"),
-        ([([["a"]], [1])], r"clients\[0\] inputs has dtype <U1"),
     ],
 )
 def test_clients_that_cannot_be_read_get_a_sentence_with_the_fix(clients, sentence: str) -> None:

@@ -156,7 +156,7 @@ def ledger(folder: Path) -> Target:
             book.guarantee(1e-5)
 
     def repair() -> None:
-        with Ledger.open(path, repair=True) as book:
+        with Ledger.open(path) as book:
             before = len(book)
             book.charge(10**6, plain)
         with Ledger.open(path, read_only=True) as again:

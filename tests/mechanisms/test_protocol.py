@@ -106,7 +106,7 @@ def swapped(everybody):
 
 
 OTHER_KEY = PrivateKey(bytes(range(32))).public
-CENTRAL = encode(MECHANISM).replace('"kind":"two-party"', '"kind":"central-gaussian"').replace('"strict":false,', "")
+CENTRAL = encode(MECHANISM).replace('"kind":"two-party"', '"kind":"central-gaussian"').replace(',"strict":false', "")
 HOSTILE = {
     "too few": (lambda s: s.ask(s.everybody[:3]), "no fewer than 4", 0),
     "one client twice": (lambda s: s.ask([*s.everybody[:3], s.everybody[0]]), "twice", 0),

@@ -69,9 +69,8 @@ def test_an_answer_is_one_bin_and_who_abstains_sends_nothing():
     assert bin_answers(torch.tensor([2, 0]), 3).tolist() == [[0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
 
 
-def test_a_question_travels_as_text_and_an_update_has_none():
+def test_a_question_travels_as_text():
     assert decode(encode(PLAIN)) == PLAIN
-    assert "question" not in encode(CentralGaussian(1.0, 1.0))
     with pytest.raises(InputError, match="question is"):
         decode(encode(PLAIN).replace("loss fell", "x" * 61))
 

@@ -24,22 +24,18 @@ from tests.sizes import sized
 FULL = Sampling()
 BEFORE = {
     "free": {
-        "text": '{"kind":"central-gaussian","clip":1.0,"noise_multiplier":2.4130116615115993,"adjacency":"replace-one",'
-        '"numerator":"free","scalar_multiplier":null,"count_noise":12.004581443979065}',
         "event": "62b0aae9c79255fb",
         "plain": ["0x1.01ab555945235p-2", "-0x1.474a616a24c26p-7", "-0x1.0073c2b21568ap-3"],
         "secure": ["0x1.5be8444444444p-4", "-0x1.474eeeeeeeeefp-7", "-0x1.007399999999ap-3"],
     },
     "paper": {
-        "text": '{"kind":"central-gaussian","clip":0.5,"noise_multiplier":2.121320343559643,"adjacency":"replace-one",'
-        '"numerator":"paper","scalar_multiplier":1.6,"count_noise":3.0}',
         "event": "ec2020f64cae1ef2",
         "plain": ["0x1.366b86f137618p-5", "0x1.fef8d09c274dbp-3", "-0x1.e957ec2abad3ap-5"],
         "secure": ["-0x1.ed59999999a00p-9", "0x1.fef8111111111p-3", "-0x1.e957aaaaaaaabp-5"],
     },
 }
-"""Of two runs with an adaptive clip, computed before there were other votes: the mechanism's text and event, and one release of
-given draws (the fraction within the clip, the statistic, a coordinate), plain and secure."""
+"""Of two runs with an adaptive clip, computed before there were other votes: the mechanism's event, and one release of given draws
+(the fraction within the clip, the statistic, a coordinate), plain and secure."""
 RUNS = {
     "free": cdp_fedexp(clip=AdaptiveClip(), target_epsilon=8.0),
     "paper": cdp_fedexp(clip=AdaptiveClip(initial=0.5, count_noise=3.0), numerator="paper", noise_multiplier=2.0),
@@ -49,8 +45,6 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_a_release_with_the_adaptive_clip_alone_is_what_it_was(name):
     bound = RUNS[name].bind(12, 30, FULL, 4)
-    assert encode(bound) == BEFORE[name]["text"]
-    assert decode(BEFORE[name]["text"]) == bound
     written = json.dumps(to_json(bound.event(FULL)), sort_keys=True)
     assert sha256(written.encode()).hexdigest()[:16] == BEFORE[name]["event"]
     for secure in (False, True):
@@ -146,13 +140,10 @@ def test_without_privacy_votes_are_the_exact_means_of_those_who_came():
     assert mechanism.release(type(sums_of(mechanism)).zero(9, votes=2), 1.0, None, None).votes["loss"] == 5.0
 
 
-def test_a_mechanism_with_votes_is_the_same_after_a_journey_as_text_and_old_texts_are_read():
+def test_a_mechanism_with_votes_is_the_same_after_a_journey_as_text():
     assert decode(encode(ASKING)) == ASKING
-    fixed = replace(ASKING, votes=ASKING.votes[1:])
-    assert decode(encode(fixed)) == fixed
-    assert json.loads(encode(fixed))["count_noise"] is None
-    assert "votes" not in json.loads(encode(CentralGaussian(0.3, 2.0)))
-    assert json.loads(encode(ASKING))["votes"] == [["loss", 0.0, 10.0, 5.0], ["loss fell", 0.0, 1.0, 7.0]]
+    listed = [["within clip", 0.0, 1.0, 4.0], ["loss", 0.0, 10.0, 5.0], ["loss fell", 0.0, 1.0, 7.0]]
+    assert json.loads(encode(ASKING))["votes"] == listed
 
 
 @pytest.mark.parametrize(
@@ -164,7 +155,8 @@ def test_a_mechanism_with_votes_is_the_same_after_a_journey_as_text_and_old_text
         *([["loss", low, 0.5, 1.0]] for low in (1.0, "0", -math.inf, math.nan)),
         *([[name, 0.0, 1.0, 1.0]] for name in ("", 7)),
         [["loss", 0.0, 1.0, 1.0]] * 2,
-        [["within clip", 0.0, 1.0, 1.0]],
+        [["loss", 0.0, 1.0, 1.0], ["within clip", 0.0, 1.0, 1.0]],
+        [["within clip", 0.0, 2.0, 1.0]],
         [[f"vote {n}", 0.0, 1.0, 1.0] for n in range(17)],
     ],
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from reproduction.paper import sections
 
-from dpfedexp.accounting import Ledger
 from dpfedexp.core.sums import WITHIN_CLIP, VoteSpec
 from dpfedexp.engine.plot import Chart, Panel, Series, draw
 from dpfedexp.engine.runner import show
@@ -76,8 +75,8 @@ def test_a_run(tmp_path):
 
 def test_a_run_that_was_cut_off_has_a_page_and_says_so(tmp_path, undrawn):
     folder = write_run(tmp_path / "run")
-    (folder / "privacy.txt").unlink()
-    (folder / "privacy.json").unlink()
+    for name in ("privacy.txt", "privacy.json", "run.json"):
+        (folder / name).unlink()
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"round": 7, "test_acc')
     text, _ = check(report(folder))
@@ -165,15 +164,6 @@ def test_the_clips_count_is_no_metric_on_a_page_or_in_the_bar_and_other_votes_ar
     record = {"round": 1, "eta_g": 1.0, "clip": 1.0, "update_norm": 0.1, "epsilon_total": 2.0, "seconds": 0.1, **votes}
     assert RunRecord("run", [record], "", "", None).metrics == ["noisy_mean_loss"]
     assert show(record) == "noisy_mean_loss 0.25  η_g 1.00  ε 2.000"
-
-
-def test_a_run_without_its_facts_is_named_by_its_ledger(tmp_path, undrawn):
-    folder = write_run(tmp_path / "run")
-    (folder / "run.json").unlink(missing_ok=True)
-    (folder / "privacy.json").unlink(missing_ok=True)
-    Ledger.create(folder / "ledger.jsonl", algorithm="cdp_fedexp", clients=1200).close()
-    text, _ = check(report(folder))
-    assert re.search(r'class="subtitle">cdp_fedexp: M = 1,200 clients', text)
 
 
 def test_a_run_whose_numbers_were_lost_looks_failed(tmp_path, undrawn):

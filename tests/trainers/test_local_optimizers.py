@@ -13,7 +13,7 @@ from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
 from dpfedexp.core.local_optimizer import schedule
 from dpfedexp.core.noise import Streams
 from dpfedexp.trainers.chunk_size import footprint
-from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
+from dpfedexp.trainers.client_losses import MOST_ROWS, ClientLosses, all_rows
 from dpfedexp.trainers.per_client import check_optimizer
 from dpfedexp.trainers.steps import ByVmap, Steps, Vectorized
 from tests.engine.plain import cases, plain_update
@@ -300,7 +300,9 @@ def losses(asked, rows, *, apart, who=None):
     clients, simulation, w, _ = asked
     numbers = torch.arange(len(clients)) if who is None else who
     streams = Streams(0)
-    plan = schedule(AllRows.of(simulation.task.local), clients.sizes[numbers], streams.at("losses", 1).generator)
+    plan = schedule(
+        all_rows(simulation.task.local.max_examples), clients.sizes[numbers], streams.at("losses", 1).generator
+    )
     return ClientLosses(simulation.task, simulation.trainer, streams, unit=1 if apart else None)(
         w, rows, numbers, plan, 1
     )
@@ -337,5 +339,4 @@ def test_a_loss_that_is_not_a_number_is_infinite(asked):
 
 
 def test_no_more_rows_count_than_a_client_trains_on():
-    assert AllRows.of(Sgd(lr=0.1, steps=1)).max_examples == MOST_ROWS
-    assert AllRows.of(Sgd(lr=0.1, steps=1, max_examples=20)).max_examples == 20
+    assert (all_rows(None).max_examples, all_rows(20).max_examples) == (MOST_ROWS, 20)

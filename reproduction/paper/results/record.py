@@ -178,8 +178,8 @@ MNIST = "06b0d1f124c4e5fa796686ade41a9b77"
 @cache
 def fingerprint(folder: str | None) -> str:
     """A hash of the images and labels that `folder`, or the usual places, hold."""
-    images = load_mnist(folder)
+    mnist = load_mnist(folder)
     digest = hashlib.sha256()
-    for part in (images.train_images, images.train_labels, images.test_images, images.test_labels):
+    for part in (mnist.inputs, mnist.targets, *(mnist.test or ())):
         digest.update(part.contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]

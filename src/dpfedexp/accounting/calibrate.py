@@ -49,16 +49,13 @@ def calibrate_noise(
     while epsilon(high) > target_epsilon:
         low, high = high, high * 4.0
         require(
-            high <= _MOST_NOISE,
-            f"{asked}; no noise multiplier up to {_MOST_NOISE:g} reaches it. Raise target_epsilon, or make sure that the mechanism "
-            "is private.",
+            high <= _MOST_NOISE, f"{asked}; no noise multiplier up to {_MOST_NOISE:g} reaches it. Raise target_epsilon."
         )
     while low == high or epsilon(low) <= target_epsilon:
         low, high = low / 4.0, low
         require(
             low >= _LEAST_NOISE,
-            f"{asked}; even a noise multiplier of {_LEAST_NOISE:g} costs less, so there is nothing to calibrate. Lower "
-            "target_epsilon.",
+            f"{asked}; even a noise multiplier of {_LEAST_NOISE:g} costs less. Lower target_epsilon.",
         )
     return math.exp(_root(lambda x: epsilon(math.exp(x)), target_epsilon, math.log(low), math.log(high)))
 
@@ -77,9 +74,7 @@ def affordable_rounds(event: Event, target_epsilon: float, delta: float) -> int:
     while fits(high):
         low, high = high, high * 2
         require(
-            high <= _MOST_ROUNDS,
-            f"target_epsilon is {target_epsilon:g}; more than {low} rounds fit in it, so this mechanism sets no limit. Lower "
-            "target_epsilon or the noise.",
+            high <= _MOST_ROUNDS, f"target_epsilon is {target_epsilon:g}; more than {low} rounds fit in it. Lower it."
         )
     while high - low > 1:
         middle = (low + high) // 2
@@ -110,10 +105,7 @@ def calibrate_privunit(
     high = 1.5 * low
     while epsilon(high) <= target_epsilon:
         low, high = high, 1.5 * high
-        require(
-            high < 1e6,
-            f"target_epsilon is {target_epsilon:g}; no report is too costly for it, so it sets no limit. Lower it.",
-        )
+        require(high < 1e6, f"target_epsilon is {target_epsilon:g}; no report is too costly for it. Lower it.")
     return -_root(lambda x: epsilon(-x), target_epsilon, -high, -low)
 
 
@@ -132,10 +124,7 @@ def _root(epsilon: Callable[[float], float], target: float, low: float, high: fl
 
 
 def _check(target_epsilon: float, delta: float, rounds: int) -> None:
-    require(
-        target_epsilon > 0.0 and math.isfinite(target_epsilon),
-        f"target_epsilon is {target_epsilon}; it must be a finite number above 0.",
-    )
+    require(0.0 < target_epsilon < math.inf, f"target_epsilon is {target_epsilon}; it must be a finite number above 0.")
     require(0.0 <= delta < 1.0, f"delta is {delta}; it must be at least 0 and below 1.")
     require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more.")
 

@@ -437,16 +437,7 @@ Votes = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """The settings from which the event of a round is made.
-
-    Args:
-        noise_multiplier: z of Gaussian noise, on the sum (central) or on each report (local).
-        adjacency: which neighboring data sets must be indistinguishable.
-        sampling: who takes part.
-        epsilons: PrivUnit's ε₀, ε₁, ε₂.
-        gamma: PrivUnit's cap.
-        dimension: parameters of the model, where the event depends on them.
-    """
+    """The settings from which the event of a round is made; `dimension` is missing where no model is known."""
 
     noise_multiplier: float | None = None
     adjacency: Adjacency = "replace-one"
@@ -466,12 +457,8 @@ def central_gaussian(
 ) -> GaussianEvent:
     """A trusted server's noisy sum, with the paper's squared norms and with votes where they are released too.
 
-    Args:
-        noise_multiplier: z, the noise on the sum of updates over C.
-        adjacency: replace-one moves the sum by 2C, add-remove by C.
-        sampling: who takes part.
-        scalar_multiplier: the noise on the sum of squared norms over C²; None where they are not released.
-        votes: the name of every vote that is released, and the noise on the sum of its shares.
+    The noise is `noise_multiplier` over C on the sum of updates, which replace-one moves by 2C and add-remove by C, and
+    `scalar_multiplier` over C² on the sum of squared norms; None where they are not released.
     """
     z = noise_multiplier
     queries = [Query(UPDATE, 1.0, 2.0 if adjacency == "replace-one" else 1.0, z, diameter=2.0)]
@@ -493,10 +480,7 @@ def central_gaussian(
 def two_party(event: GaussianEvent, sampling: Sampling = Sampling(), noise_by: NoiseBy = "both") -> GaussianEvent:
     """A two-party round as either aggregator sees it: sampling does not amplify.
 
-    Args:
-        event: the round of a trusted server with the noise that one aggregator adds and with full participation.
-        sampling: who takes part, for readers of the models.
-        noise_by: who adds the noise.
+    `event` is the round of a trusted server with the noise that one aggregator adds and with full participation.
     """
     return replace(event, setting="two-party", sampling=sampling, attained=False, noise_by=noise_by)
 
@@ -506,11 +490,6 @@ def votes_only(votes: Votes, adjacency: Adjacency = "replace-one", sampling: Sam
 
     A vote that is asked in bins is one vote here: a client is in one bin only, so it moves all the bins together by ½ when it is
     left out and by at most 1 when it is replaced, with the same noise on every bin.
-
-    Args:
-        votes: the name of every vote that is released, and the noise on the sum of its shares, or on each of its bins.
-        adjacency: replace-one moves a sum of shares by 1, add-remove by ½.
-        sampling: who takes part.
     """
     require(len(votes) > 0, "votes is empty; a round without an update must release at least one vote.")
     queries = [_vote(name, noise, adjacency) for name, noise in votes]
@@ -534,24 +513,20 @@ def _central(
 def _vote(name: str, noise: float, adjacency: Adjacency) -> Query:
     """A client's share is within ±½."""
     require(
-        name not in OWN_QUERIES,
-        f"a vote is called {name!r}, as a query of the mechanism's own; call it otherwise.",
+        name not in OWN_QUERIES, f"a vote is called {name!r}, as a query of the mechanism's own; call it otherwise."
     )
     require(noise > 0.0, f"the vote {name!r} has noise {noise}; it must be a positive number.")
     return Query(name, 0.5, 1.0 if adjacency == "replace-one" else 0.5, noise, diameter=1.0)
 
 
 def local_gaussian(noise_multiplier: float, sampling: Sampling = Sampling(), *, squares: bool = False) -> GaussianEvent:
-    """A client's own report with noise zC in every coordinate.
+    """A client's own report with noise zC in every coordinate. The server sees who sent what, so sampling amplifies nothing.
 
-    Args:
-        noise_multiplier: z, the noise on a report over C.
-        sampling: who takes part. The server sees who sent what, so it amplifies nothing; the event names it for other readers.
-        squares: whether the server's step size uses the squared norm of every report.
+    `squares` says whether the server's step size uses the squared norm of every report.
     """
     update = Query(UPDATE, 1.0, 2.0, noise_multiplier, diameter=2.0)
-    event = GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beyond_sum="nothing")
-    return replace(event, beyond_sum="squares") if squares else event
+    beyond: BeyondSum = "squares" if squares else "nothing"
+    return GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beyond_sum=beyond)
 
 
 def privunit(

@@ -99,9 +99,7 @@ class Ledger:
         header: dict[str, Any],
         entries: list[LedgerEntry],
         writer: ChainWriter | None,
-        *,
         content: Chain | None = None,
-        read_only: bool = False,
     ) -> None:
         self.header = header
         self._entries = entries
@@ -119,7 +117,7 @@ class Ledger:
         self._counts: Counter[Event] = Counter()
         self._counted = 0
         self._writer = writer
-        self._read_only = read_only
+        self._read_only = writer is None and content is not None
         self.witnesses: list[LedgerWitness] = []
 
     @classmethod
@@ -135,7 +133,7 @@ class Ledger:
         content = {"format": FORMAT, "version": VERSION, "config": config_hash, **header}
         try:
             writer = ChainWriter.create(path, content)
-            return cls(content, [], writer, content=Chain(content, [], writer.hashes, 0, False))
+            return cls(content, [], writer, Chain(content, [], writer.hashes, 0, False))
         except FileExistsError:
             raise LedgerError(
                 f"{path} already exists; resume the run that wrote it, or choose another directory."
@@ -143,27 +141,24 @@ class Ledger:
 
     @classmethod
     @checked
-    def open(
-        cls, path: str | Path, *, repair: bool = False, read_only: bool = False, config_hash: str | None = None
-    ) -> Ledger:
+    def open(cls, path: str | Path, *, read_only: bool = False) -> Ledger:
         """A ledger that exists, checked line by line.
 
-        `repair` drops a torn last line, which a crash during `charge` leaves and which never paid for anything. `config_hash`,
-        where given, must be the one that the ledger was created with. `read_only` changes nothing on disk, ignores a torn last
-        line, and works while a run is writing.
+        A torn last line, which a crash during `charge` leaves and which never paid for anything, is dropped. `read_only` changes
+        nothing on disk, ignores a torn last line, and works while a run is writing.
         """
         path = Path(path)
         if not path.exists():
             raise LedgerError(f"{path} does not exist; a run writes its ledger before its first round.")
-        writer, content = (None, read_chain(path)) if read_only else ChainWriter.open(path, repair=repair)
+        writer, content = (None, read_chain(path)) if read_only else ChainWriter.open(path)
         try:
-            _check_header(path, content.header, config_hash)
+            _check_header(path, content.header)
             entries = _entries(path, content.records)
         except BaseException:
             if writer is not None:
                 writer.close()
             raise
-        return cls(content.header, entries, writer, content=content, read_only=read_only)
+        return cls(content.header, entries, writer, content)
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
@@ -197,20 +192,22 @@ class Ledger:
         if self.sealed(run) == digests:
             return
         self.check_newest()
-        if self._writer is not None:
-            self._append({"run": run, "seal": digests})
-            self._after[-1].append(self._writer.hashes[-1])
+        self._after[-1] += self._append({"run": run, "seal": digests})
         self.seals.append((len(self), run, digests))
-        self._move_witnesses()
+        for witness in self.witnesses:
+            witness.move(self)
 
     def sealed(self, run: str) -> dict[str, str] | None:
         """The digests of the run's last seal; None where it has none, or was charged since."""
         count, digests = next(((n, found) for n, name, found in reversed(self.seals) if name == run), (0, None))
         return None if any(entry.run == run for entry in self._entries[count:]) else digests
 
-    def _append(self, record: dict[str, Any]) -> None:
-        if self._writer is not None:
-            self._writer.append({"seq": len(self._writer.hashes), **record})
+    def _append(self, record: dict[str, Any]) -> list[str]:
+        """The hash of the new line, none in memory."""
+        if self._writer is None:
+            return []
+        self._writer.append({"seq": len(self._writer.hashes), **record})
+        return self._writer.hashes[-1:]
 
     def charge(
         self,
@@ -240,16 +237,12 @@ class Ledger:
         if paid is None:
             self.check_newest()
             named = {"run": run, "round": round, "noise": entry.noise}
-            self._append({**(note or {}), **named, "event": to_json(event)})
-            self._after.append([] if self._writer is None else [self._writer.hashes[-1]])
+            self._after.append(self._append({**(note or {}), **named, "event": to_json(event)}))
             self._entries.append(entry)
             self._paid[entry.release] = event
-        self._move_witnesses()
-        return paid is None
-
-    def _move_witnesses(self) -> None:
         for witness in self.witnesses:
             witness.move(self)
+        return paid is None
 
     def check_newest(self) -> None:
         """Raises `LedgerError` where a witness knows of charges that this ledger lacks: another copy of it was charged."""
@@ -277,11 +270,8 @@ class Ledger:
             spent = self.guarantee(budget.delta).epsilon
             which = "the next round" if round is None else f"round {round}"
             if event.question:
-                which = (
-                    f"the evaluation after {which}"
-                    if event.question == EVALUATION
-                    else f"the vote on the {event.question}"
-                )
+                evaluation = event.question == EVALUATION
+                which = f"the evaluation after {which}" if evaluation else f"the vote on the {event.question}"
             raise BudgetExceeded(
                 f"the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}; {self._counted_charges()} spent "
                 f"{spent:.4f}, and {which} would make it {after:.4f}. It was not started."
@@ -314,16 +304,11 @@ class Ledger:
         self.close()
 
 
-def _check_header(path: Path, header: dict[str, Any], config_hash: str | None) -> None:
+def _check_header(path: Path, header: dict[str, Any]) -> None:
     if header.get("format") != FORMAT:
         raise LedgerError(f"{path}, line 1: not a {FORMAT} file.")
     if header.get("version") != VERSION:
         raise LedgerError(f"{path}, line 1: version {header.get('version')!r}; this library reads version {VERSION}.")
-    if config_hash is not None and header.get("config") != config_hash:
-        raise LedgerError(
-            f"{path} was written by a run with other settings (config hash {header.get('config')!r}, this run has "
-            f"{config_hash!r}); resume with those settings, or start a run with a new ledger."
-        )
 
 
 def _entries(path: Path, records: list[dict[str, Any]]) -> list[LedgerEntry]:
@@ -409,17 +394,12 @@ class ChainWriter:
         return writer
 
     @classmethod
-    def open(cls, path: Path, *, repair: bool) -> tuple[ChainWriter, Chain]:
-        """The end of a file that exists, and what it holds. `repair` drops a torn last line."""
+    def open(cls, path: Path) -> tuple[ChainWriter, Chain]:
+        """The end of a file that exists, and what it holds; a torn last line is dropped."""
         writer = cls(path, _open_locked(path), [])
         try:
             chain = read_chain(path)
             if chain.torn:
-                if not repair:
-                    raise LedgerError(
-                        f"{path} ends in an incomplete line, as a crash leaves it; that line was never acknowledged. "
-                        "Open it with repair=True to drop it."
-                    )
                 os.ftruncate(writer._fd, chain.complete_bytes)
                 os.fsync(writer._fd)
             writer.hashes = chain.hashes

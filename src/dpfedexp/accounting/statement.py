@@ -215,11 +215,7 @@ class PrivacyStatement:
             nominal_epsilon_round=None,
             planned_rounds=None,
             planned_epsilon_total=None,
-            not_covered=(
-                OTHER_TUNING,
-                NOT_SECRET,
-                *(item for item in self.not_covered if item != TUNING),
-            ),
+            not_covered=(OTHER_TUNING, NOT_SECRET, *(item for item in self.not_covered if item != TUNING)),
             selection_runs=runs,
             selection_mu=mu,
         )
@@ -361,7 +357,7 @@ _TWO_PARTY = {
     },
 }
 _COLLUSION = (
-    "If server and helper work together, they can read every client's update, and nothing here protects against them."
+    "If server and helper work together, they can read every client's update; nothing here protects against them."
 )
 
 _ADJACENCY = {
@@ -371,11 +367,6 @@ _ADJACENCY = {
         "the number of clients that sums are divided by is declared, public, and stays the same."
     ),
 }
-
-_PUSHED_OUT = (
-    "Cohorts have a fixed size, so a client that is added takes another one's place: two contributions change, and the "
-    "sampling hides neither."
-)
 
 _QUESTION = {"replace-one": "which of two data sets a client holds", "add-remove": "whether a client took part"}
 
@@ -403,18 +394,11 @@ _STOPPING = {
     "hand": "It was interrupted by hand.",
 }
 
-_SIMULATION = (
-    "This was a simulation: its noise came from a seed, so that the run can be repeated, and anyone who knows the seed can "
-    "remove the noise. The figures hold for the same algorithm when it runs with secure noise."
-)
-
 
 def _scope(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
     """Which run it is, who is protected, and against whom."""
-    rounds, clients = (
-        word if count == 1 else f"{word}s" for word, count in (("round", s.rounds), ("client", s.clients))
-    )
-    yield f"Privacy of {s.algorithm}: {n['rounds']} {rounds}, {n['clients']} {clients}"
+    rounds, clients = ("" if count == 1 else "s" for count in (s.rounds, s.clients))
+    yield f"Privacy of {s.algorithm}: {n['rounds']} round{rounds}, {n['clients']} client{clients}"
     if "noise_cohort" in n:
         yield (
             f"Whose promise this is: that of a larger deployment, in which {n['noise_cohort']} of {n['clients']} clients take part "
@@ -492,7 +476,10 @@ def _remarks(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
     )
     yield "\n".join(["What is not covered:", *(f"  - {item}" for item in s.not_covered)])
     if s.simulated:
-        yield _SIMULATION
+        yield (
+            "This was a simulation: its noise came from a seed, so that the run can be repeated, and anyone who knows the seed can "
+            "remove the noise. The figures hold for the same algorithm when it runs with secure noise."
+        )
 
 
 def wrap(text: str, width: int) -> str:
@@ -517,9 +504,9 @@ def figure(value: float) -> str:
 
 def _table(s: PrivacyStatement, n: dict[str, str]) -> str:
     """Who or what changes, one round, all rounds, and whether the total is exact or an upper bound."""
-    name = {"local": "against the server"}.get(s.setting, f"{s.adjacency} (this run's)")
-    if s.setting == "two-party":
-        name = "against either aggregator" if s.noise_by == "both" else "against the server"
+    name = "against the server" if s.setting in ("local", "two-party") else f"{s.adjacency} (this run's)"
+    if s.noise_by == "both":
+        name = "against either aggregator"
     together = "its only round" if s.rounds == 1 else f"all {n['rounds']} rounds"
     if s.stopping and s.planned_rounds is not None:
         together = f"all {n['planned_rounds']} planned"
@@ -563,7 +550,10 @@ def _changes(s: PrivacyStatement) -> str:
     both = [s.adjacency] if other is None else [s.adjacency, other.adjacency]
     lines = [f"  - {_ADJACENCY[name]}" for name in both]
     if "add-remove" in both and "fixed" in s.sampling:
-        lines.append(f"  - {_PUSHED_OUT}")
+        lines.append(
+            "  - Cohorts have a fixed size, so a client that is added takes another one's place: two contributions change, and the "
+            "sampling hides neither."
+        )
     if other is not None and other.accountant != s.accountant:
         lines.append(f"  - The {other.adjacency} figures are computed by: {other.accountant}.")
     if s.no_other_adjacency:

@@ -16,7 +16,7 @@ NOT_COUNTED = (
     "it is not known how many clients report in every round, each from its own data and the released models alone"
 )
 SAMPLED = "only some of the clients report in a round, and how much noise they add together is not fixed"
-UNSAID = "the ledger was written before it said what the server computes from the reports"
+UNSAID = "the mechanism does not say what the server computes from the reports, or from whom they come"
 MORE_THAN_THE_SUM = {
     "unknown": UNSAID,
     "squares": "the step size uses the squared norm of every report, so the models show more than the sum of the reports",

@@ -1,7 +1,5 @@
 """An algorithm: a mechanism, a clip, a step-size rule and a server optimizer, by their settings."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
@@ -150,11 +148,8 @@ class Algorithm:
             secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
             votes: what is asked of every client beside its update; only a trusted server can ask.
         """
-        kind, spec = (
-            mechanism_class(self.mechanism),
-            self._spec(dimension=dimension, cohort=cohort, sampling=sampling),
-        )
-        spec = replace(spec, secure=secure, votes=votes)
+        kind = mechanism_class(self.mechanism)
+        spec = self._spec(dimension=dimension, cohort=cohort, sampling=sampling, secure=secure, votes=votes)
         if self.target_per == "total":
             spec = replace(spec, rounds=rounds, one_time=one_time)
         if votes:

@@ -1,7 +1,5 @@
 """CDP-FedEXP (Algorithm 2): a trusted server with an adaptive step size."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from dpfedexp.accounting.events import Adjacency

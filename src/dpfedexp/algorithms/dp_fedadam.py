@@ -1,7 +1,5 @@
 """DP-FedAdam: Adam on the server (Reddi et al. 2021)."""
 
-from __future__ import annotations
-
 from dpfedexp.accounting.events import Adjacency, GammaRule
 from dpfedexp.algorithms.algorithm import HINTS, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
 from dpfedexp.core.step_size import Adam, one

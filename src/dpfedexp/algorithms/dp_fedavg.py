@@ -1,7 +1,5 @@
 """DP-FedAvg, the baseline."""
 
-from __future__ import annotations
-
 from dpfedexp.accounting.events import Adjacency, GammaRule
 from dpfedexp.algorithms.algorithm import HINTS, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
 from dpfedexp.core.step_size import Extrapolate, FixedRate, Momentum, Rule, ServerOptimizer, one

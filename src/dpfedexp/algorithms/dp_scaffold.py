@@ -1,7 +1,5 @@
 """DP-SCAFFOLD at client level: control variates at DP-FedAvg's ε."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 from dpfedexp.accounting.events import Adjacency, GammaRule

@@ -1,7 +1,5 @@
 """FedAvg and FedEXP without privacy."""
 
-from __future__ import annotations
-
 from dpfedexp.algorithms.algorithm import Algorithm
 from dpfedexp.core import step_size
 from dpfedexp.errors import checked

@@ -1,7 +1,5 @@
 """LDP-FedEXP (Algorithm 1): every client randomizes its own update; the server's step size is adaptive."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -47,11 +47,6 @@ def public_population(adjacency: Adjacency, participation: Participation, presen
     Formal guarantee: it is the same for all neighbors. Under replace-one they have equally many clients, so it is the number of
     those present. Under add-remove that number is what the guarantee hides: a divisor counted from the data would move the whole
     mean when one client comes or goes. There `participation` declares it, and the federation may hold more or fewer.
-
-    Args:
-        adjacency: the algorithm's.
-        participation: may declare a population.
-        present: how many clients the federation holds; private under add-remove.
     """
     population = getattr(participation, "population", None)
     if population is not None:
@@ -296,15 +291,8 @@ def advance(
 ) -> tuple[State, float]:
     """The next state and η_g. The model moves here and nowhere else: w ← w + η_g·direction.
 
-    Args:
-        algorithm: says the step size, the server's optimizer and the next clip.
-        release: what the round let out.
-        state: before the round.
-        share: for SCAFFOLD, the expected share of the clients that took part, which is public.
-        tau_eta_l: for SCAFFOLD, τη_l: how far a client goes per unit of gradient, which is public too.
-
-    Returns:
-        The state after the round, and the step size η_g that was taken.
+    SCAFFOLD needs two public numbers more: `share`, the expected share of the clients that took part, and τη_l, how far a client
+    goes per unit of gradient.
     """
     eta_g, memory = next_step(algorithm.rule, release, state.memory)
     direction, server = algorithm.server.direction(release.c_bar, state.server)

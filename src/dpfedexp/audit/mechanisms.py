@@ -210,12 +210,9 @@ def _central(case: Case, sums: Sums, count: int, seed: int) -> Floats:
         noise.row, scalar.row = draws.split(widths)
         return _shown(case.mechanism.release(sums, case.denominator, noise, scalar))
 
-    one = torch.zeros(1, dtype=torch.int64)
+    one, cpu, streams = torch.zeros(1, dtype=torch.int64), torch.device("cpu"), Streams(seed)
     parts = [
-        Streams(seed)
-        .at(purpose, 1)
-        .normal(one, count * width, torch.device("cpu"), torch.float64)
-        .reshape(count, width)
+        streams.at(purpose, 1).normal(one, count * width, cpu, torch.float64).reshape(count, width)
         for purpose, width in zip(("central noise", "central scalar noise"), widths, strict=True)
     ]
     draws = torch.cat(parts, dim=1)

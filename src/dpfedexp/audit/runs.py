@@ -66,13 +66,9 @@ class ObservedRun:
 
 
 def clip_and_noise(algorithm: Algorithm) -> tuple[float, float]:
-    """The radius and the noise multiplier of every round; raises `InputError` where the clip adapts or no multiplier is given."""
-    if isinstance(algorithm.clip, AdaptiveClip):
-        raise InputError(f"clip of {algorithm.name} adapts; this audit needs a fixed radius, so give a number.")
-    if algorithm.noise_multiplier is None:
-        raise InputError(
-            f"noise_multiplier of {algorithm.name} is missing; this audit needs it rather than a target_epsilon."
-        )
+    """The radius and the noise multiplier of every round."""
+    if isinstance(algorithm.clip, AdaptiveClip) or algorithm.noise_multiplier is None:
+        raise InputError(f"{algorithm.name} has no fixed clip and noise_multiplier; this audit needs both.")
     return algorithm.clip, algorithm.noise_multiplier
 
 
@@ -109,10 +105,8 @@ def repetition(runs: list[ObservedRun], name: str, confidence: float) -> Result:
     limit = stats.correlation_limit(len(rows), rows.shape[1], chance_failure(confidence))
     detail = f"{len(rows)} rounds of {len(runs)} runs, {rows.shape[1]} coordinates"
     unit, detects = "largest correlation of noise", f"≥ {min(1.0, 2 * limit):.2f}"
-    value = stats.largest_correlation(rows)
-    return Result(
-        KIND, f"{name}, noise again", unit, value, limit, 1 - chance_failure(confidence), detail, detects=detects
-    )
+    value, sure = stats.largest_correlation(rows), 1 - chance_failure(confidence)
+    return Result(KIND, f"{name}, noise again", unit, value, limit, sure, detail, detects=detects)
 
 
 def participation(seen: ObservedRun, confidence: float) -> list[Result]:
@@ -310,12 +304,8 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
     log.setLevel(logging.ERROR)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            place: dict[str, Any] = {
-                "folder": Path(folder) / "run",
-                "participation": sampling,
-                "min_reply_fraction": 1e-6,
-            }
-            strategy = DpFedExp(algorithm, clients=len(signs), rounds=rounds, **place)
+            place: dict[str, Any] = {"folder": Path(folder) / "run", "participation": sampling}
+            strategy = DpFedExp(algorithm, clients=len(signs), rounds=rounds, min_reply_fraction=1e-6, **place)
             strategy.start(_grid(signs), ArrayRecord(start), evaluate_fn=look)
             event = strategy.opened.description.engine.event
     finally:
@@ -338,9 +328,8 @@ def _grid(signs: Tensor) -> Any:
 
     @app.train(mods=[private_training])
     def train(message: Message, context: Context) -> Message:
-        state = {
-            name: value.clone() for name, value in message.content.array_records["arrays"].to_torch_state_dict().items()
-        }
+        given = message.content.array_records["arrays"].to_torch_state_dict()
+        state = {name: value.clone() for name, value in given.items()}
         own = int(context.node_config["partition-id"])
         for value in state.values():
             value.view(-1)[own] += 10.0 * float(signs[own])

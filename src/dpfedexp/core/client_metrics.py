@@ -166,10 +166,9 @@ class ClientMetrics:
             ((name, share),) = _SHARES[self.kind].items()
             unit = MAX_SHARE * math.sqrt(share)
             bins = values[1 : 1 + _MAGNITUDES] / unit / answered
+            noises = (deviation / unit / answered, noise / answered, spread)
             for label, level in _LEVELS.items():
-                found |= _quantile(
-                    f"{name}_{label}", bins, level, deviation / unit / answered, noise / answered, spread
-                )
+                found |= _quantile(f"{name}_{label}", bins, level, *noises)
         return found
 
     def half_width(self, deviation: float) -> float:

@@ -21,42 +21,6 @@ from dpfedexp.core.modules import Params
 from dpfedexp.errors import InputError, checked, is_count, is_number, require
 
 
-class Batching:
-    """The settings of a schedule: a base class for settings with these four fields."""
-
-    steps: int | None
-    epochs: int | None
-    batch_size: int | None
-    max_examples: int | None
-
-    def check_batching(self) -> None:
-        """Raises `InputError` unless the fields are counts, and exactly one of `steps` and `epochs` is given."""
-        require(
-            (self.steps is None) != (self.epochs is None),
-            f"local steps is {self.steps} and epochs is {self.epochs}; pass exactly one of them.",
-        )
-        for name in ("steps", "epochs", "batch_size", "max_examples"):
-            value = getattr(self, name)
-            require(value is None or is_count(value), f"local {name} is {value!r}; it must be a positive whole number.")
-
-    def used(self, sizes: Tensor) -> Tensor:
-        """How many examples clients of these sizes train on in a round."""
-        return sizes if self.max_examples is None else sizes.clamp_max(self.max_examples)
-
-    def step_count(self, sizes: Tensor) -> Tensor:
-        """τ for clients of these sizes."""
-        if self.epochs is None:
-            return torch.full_like(sizes, self.steps or 0)
-        used = self.used(sizes)
-        batches = torch.ones_like(used) if self.batch_size is None else -(-used // self.batch_size)
-        return self.epochs * batches
-
-    @property
-    def shape_is_public(self) -> bool:
-        """Whether the shape of a client's batches depends on these settings alone, and not on the clients' data."""
-        return self.max_examples is not None or (self.steps is not None and self.batch_size is not None)
-
-
 @dataclass(frozen=True)
 class Schedule:
     """Which rows each client of a chunk uses in each step.
@@ -99,18 +63,13 @@ class Schedule:
 
 
 def schedule(
-    local: Batching, sizes: Tensor, generator_of: Callable[[int], np.random.Generator], *, public: bool = False
+    local: LocalOptimizer, sizes: Tensor, generator_of: Callable[[int], np.random.Generator], *, public: bool = False
 ) -> Schedule:
-    """The batches of a chunk of non-empty clients.
+    """The batches of a chunk of non-empty clients that hold `sizes` rows.
 
-    Padding repeats a row of the client: it has weight 0, and its loss is finite whenever the client's own is.
-
-    Args:
-        local: the clients' optimizer, or anything else that says how many steps and batches.
-        sizes: [n] how many rows each client holds.
-        generator_of: the row's own generator, from which its shuffles are drawn; rows are asked for one after the other.
-        public: whether shapes follow from `local` alone, so that nothing about one client's batches depends on how much the
-            others hold.
+    Padding repeats a row of the client: it has weight 0, and its loss is finite whenever the client's own is. A client's shuffles
+    are drawn from its own generator; clients are asked for one after the other. With `public`, shapes follow from `local` alone, so
+    that nothing about one client's batches depends on how much the others hold.
     """
     steps, used = local.step_count(sizes), local.used(sizes)
     largest = local.max_examples if public else int(used.max())
@@ -160,8 +119,6 @@ def _check(field: str, value: object, right: Callable[[float], bool], what: str)
 class RateSchedule:
     """The local rate over rounds, as a share of `lr`: all of it, after `warm_up` rounds of a straight rise to it.
 
-    It follows from the round's number alone, so it is public.
-
     >>> [RateSchedule(warm_up=2).share(round) for round in (1, 2, 3)]
     [0.5, 1.0, 1.0]
 
@@ -179,9 +136,7 @@ class RateSchedule:
 
     def share(self, round: int) -> float:
         """What `lr` is multiplied with in a round, which are counted from 1."""
-        if round <= self.warm_up:
-            return round / self.warm_up
-        return self.after(round - self.warm_up)
+        return round / self.warm_up if round <= self.warm_up else self.after(round - self.warm_up)
 
     def after(self, round: int) -> float:
         """The same, by the number of the round after the warm-up."""
@@ -279,7 +234,7 @@ def as_rows(values: Tensor, like: Tensor) -> Tensor:
 
 @checked
 @dataclass(frozen=True)
-class LocalOptimizer(Batching):
+class LocalOptimizer:
     """A local optimizer: the number of local steps, their batches, and the direction of a step.
 
     A new optimizer is one frozen dataclass that inherits from this one and says `direction`. All trainers and the Flower clients
@@ -326,7 +281,13 @@ class LocalOptimizer(Batching):
         """Raises `InputError` where a setting is out of range; a subclass with fields of its own calls it and checks those."""
         if self.lr != "auto":
             _check("local lr", self.lr, lambda x: 0 < x < math.inf, "a positive number or 'auto'")
-        self.check_batching()
+        require(
+            (self.steps is None) != (self.epochs is None),
+            f"local steps is {self.steps} and epochs is {self.epochs}; pass exactly one of them.",
+        )
+        for name in ("steps", "epochs", "batch_size", "max_examples"):
+            value = getattr(self, name)
+            require(value is None or is_count(value), f"local {name} is {value!r}; it must be a positive whole number.")
         _check("local proximal", self.proximal, lambda x: x >= 0, "a non-negative number")
         if (bound := self.clip_gradient) is not None:
             _check("local clip_gradient", bound, lambda x: 0 < x < math.inf, "a positive number, or None for no bound")
@@ -339,9 +300,25 @@ class LocalOptimizer(Batching):
             "local lr is 'auto' with a schedule; use either a number for lr or no schedule.",
         )
 
+    def used(self, sizes: Tensor) -> Tensor:
+        """How many examples clients of these sizes train on in a round."""
+        return sizes if self.max_examples is None else sizes.clamp_max(self.max_examples)
+
+    def step_count(self, sizes: Tensor) -> Tensor:
+        """τ for clients of these sizes."""
+        if self.epochs is None:
+            return torch.full_like(sizes, self.steps or 0)
+        used = self.used(sizes)
+        batches = torch.ones_like(used) if self.batch_size is None else -(-used // self.batch_size)
+        return self.epochs * batches
+
+    @property
+    def shape_is_public(self) -> bool:
+        """Whether the shape of a client's batches depends on these settings alone, and not on the clients' data."""
+        return self.max_examples is not None or (self.steps is not None and self.batch_size is not None)
+
     @property
     def automatic(self) -> bool:
-        """Whether the rate is chosen automatically (`local_rate`)."""
         return self.lr == "auto"
 
     @property
@@ -352,7 +329,6 @@ class LocalOptimizer(Batching):
         return self.lr
 
     def at(self, rate: float) -> Self:
-        """The same optimizer at a rate."""
         return replace(self, lr=rate)
 
     def in_round(self, round: int) -> Self:

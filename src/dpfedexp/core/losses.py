@@ -4,8 +4,6 @@ One number per example, so that a client's mean is over its own examples and pad
 docs/losses.md says how that differs from torch's mean over a batch.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import hashlib
@@ -121,7 +119,6 @@ ALIASES = {
 
 
 def by_name(name: str) -> Loss:
-    """The loss of a name or of another name of it; raises `InputError` with the nearest or with all of them."""
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
     plain = ALIASES.get(plain, plain)
     if plain not in LOSSES:
@@ -223,8 +220,7 @@ class LossTraits:
     """What a loss expects as outputs and targets.
 
     Attributes:
-        kind: "classes" by labels, "binary" for 0/1 targets, "numbers", "unknown" for a function of the caller's own, "other" where
-            the loss is known and nothing else is defined.
+        kind: "classes" by labels, "binary" for 0/1 targets, "numbers", or "unknown" for any other loss.
         threshold: above which an output says 1.
         log: whether outputs are logarithms of the expected numbers.
         ignored: the label that does not count.
@@ -232,7 +228,7 @@ class LossTraits:
         log_probabilities: whether the outputs of classes are log-probabilities, and not logits.
     """
 
-    kind: Literal["classes", "binary", "numbers", "unknown", "other"] = "unknown"
+    kind: Literal["classes", "binary", "numbers", "unknown"] = "unknown"
     threshold: float = 0.0
     log: bool = False
     ignored: int = IGNORED
@@ -280,7 +276,6 @@ FUNCTIONS: dict[Callable[..., Any], type[nn.Module]] = {
 _CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _BINARY = (nn.BCEWithLogitsLoss, nn.BCELoss, nn.MultiLabelSoftMarginLoss)
 _NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss)
-_OTHER = (nn.KLDivLoss, nn.SoftMarginLoss, nn.HingeEmbeddingLoss, nn.MultiLabelMarginLoss)
 _ONE_BY_ONE = (*_BINARY, *_NUMBERS, nn.KLDivLoss, nn.SoftMarginLoss)
 _TRIPLETS = (nn.TripletMarginLoss, nn.TripletMarginWithDistanceLoss)
 _MORE_INPUTS = (nn.GaussianNLLLoss, nn.CTCLoss, nn.CosineEmbeddingLoss, nn.MarginRankingLoss, *_TRIPLETS)
@@ -363,11 +358,11 @@ def _traits_of(module: nn.Module) -> LossTraits:
         return LossTraits("binary", threshold=0.5 if isinstance(module, nn.BCELoss) else 0.0)
     if isinstance(module, _NUMBERS):
         return LossTraits("numbers", log=bool(getattr(module, "log_input", False)))
-    return LossTraits("other") if isinstance(module, _OTHER) else LossTraits()
+    return LossTraits()
 
 
 def _options(module: nn.Module) -> dict[str, str]:
-    """What the module was made with that is not torch's default, as text."""
+    """What differs from torch's defaults, as text."""
     found = {}
     for name, parameter in inspect.signature(type(module)).parameters.items():
         value = getattr(module, name, parameter.default)
@@ -510,13 +505,10 @@ def _without_coincidence(outputs: Any, targets: Any) -> tuple[Any, Any]:
 def _mixes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
     """Whether an example's loss depends on the other rows. Rows that differ are made up, since those tried may be alike."""
     generator = torch.Generator().manual_seed(0)
-
-    def between(like: Tensor) -> Tensor:
-        return torch.rand(like.shape, generator=generator).to(like.dtype)
-
     # On the CPU: a made-up label that the loss does not know is an error there, and the end of the process on a GPU.
-    labels = (torch.arange(targets.numel()) % 2).reshape(targets.shape).to(targets.dtype)
-    made_up = between(outputs), between(targets) if targets.is_floating_point() else labels
+    labels = (torch.arange(targets.numel()) % 2).reshape(targets.shape)
+    numbers = [torch.rand(like.shape, generator=generator) for like in (outputs, targets)]
+    made_up = numbers[0].to(outputs.dtype), (numbers[1] if targets.is_floating_point() else labels).to(targets.dtype)
     for o, t in (made_up, (outputs, targets)):
         try:
             together = loss(o, t)

@@ -43,7 +43,6 @@ AnyRule = Rule | RuleWithMemory
 
 
 def initial_memory(rule: AnyRule, w: Tensor) -> Memory:
-    """What a rule remembers before the first round."""
     return rule.init(w) if isinstance(rule, RuleWithMemory) else {}
 
 
@@ -151,11 +150,8 @@ def drift(c_bar: Tensor, before: tuple[Tensor, ...], variance: float) -> float:
     """⟨c_t + c_{t−1}, c_{t−2} + c_{t−3}⟩ in standard deviations of what noise alone would make it, at most `MAX_DRIFT` either way.
 
     No oscillation of period 2 enters the sums of two moves: this asks whether the model that is reported still goes somewhere.
-
-    Args:
-        c_bar: the released mean c_t.
-        before: c_{t−1}, c_{t−2} and c_{t−3}, as far as there were such rounds; at least one.
-        variance: of the noise in each coordinate of a released mean. Without noise, only the sign is left.
+    `before` has c_{t−1}, c_{t−2} and c_{t−3}, as far as there were such rounds; `variance` is that of the noise in each coordinate
+    of a released mean. Without noise, only the sign is left.
     """
     now, then = [c_bar, *before[:1]] if len(before) > 1 else [c_bar], before[1:] or before
     product = float(sum(c.double() for c in now) @ sum(c.double() for c in then))  # type: ignore[operator]
@@ -195,20 +191,12 @@ def safe_cap(
     four rounds, if there are three of them: two means can't tell a swing from it.
     Else κ_t = η_{t−1}/2 where the evidence is negative, η_{t−1} where it is below `EVIDENCE_TO_GROW`, η_{t−1}·1.5 up to the
     ceiling where turn_t ≥ 0, and else η_{t−1}·1.1: up to twice the ceiling, and with turn_t ≥ 0 up to `room` times that.
-
-    Args:
-        taken: the steps of the last four rounds, newest last.
-        ceiling: up to where growth is fast.
-        turn: of this round.
-        drift: of this round.
-        evidence: its significance.
-        room: as the function of this name has it.
+    `taken` are the steps of the last four rounds, newest last.
     """
     cap = taken[-1]
     if has_failed(turn, drift):
-        return cap * SHRINKAGE, max(1.0, min(ceiling * room, CEILING_SHARE * max(taken))) if len(
-            taken
-        ) >= 3 else ceiling
+        lower = max(1.0, min(ceiling * room, CEILING_SHARE * max(taken)))
+        return cap * SHRINKAGE, lower if len(taken) >= 3 else ceiling
     if evidence < 0:
         return cap * SHRINKAGE, ceiling
     if evidence < EVIDENCE_TO_GROW:
@@ -268,7 +256,6 @@ class Safe:
 
 
 def rule_with_step(rule: Rule, step: Step) -> AnyRule:
-    """The rule with the step that a user asks for."""
     if step not in get_args(Step):
         raise InputError(f"step is {step!r}, which does not exist.{nearest(str(step), get_args(Step))}")
     return Safe(rule) if step == "safe" else rule
@@ -282,7 +269,7 @@ def _ratio(numerator: float, c_bar: Tensor) -> float:
 
 
 Moments = dict[str, Tensor]
-"""What an optimizer remembers from round to round, by name. A checkpoint holds it, so it must follow from released means alone."""
+"""The same of an optimizer."""
 
 
 @runtime_checkable
@@ -373,22 +360,21 @@ class Adam:
         return self.lr * m / (v.sqrt() + self.eps), {"m": m, "v": v}
 
 
-def _require_positive(name: str, value: object) -> None:
-    good = is_number(value) and 0 < float(value) < math.inf  # type: ignore[arg-type]
-    require(good, f"{name} is {value!r}; it must be a positive number.")
+def _require_positive(name: str, value: float) -> None:
+    require(is_number(value) and 0 < value < math.inf, f"{name} is {value!r}; it must be a positive number.")
 
 
 def check_server(server: object) -> None:
     """Raise `InputError` for an object that is not a server optimizer, tested on a mean of zeros before any charge."""
     name = type(server).__name__
-    require(
-        isinstance(server, ServerOptimizer),
-        f"server is a {name}; it must be a server optimizer such as Momentum(lr=1.0), with init() and direction().",
-    )
+    if not isinstance(server, ServerOptimizer):
+        raise InputError(
+            f"server is a {name}; it must be a server optimizer such as Momentum(lr=1.0), with init() and direction()."
+        )
     c_bar = torch.zeros(3, dtype=torch.float64)
     try:
-        moments = server.init(c_bar)  # type: ignore[attr-defined]
-        direction, after = server.direction(c_bar, moments)  # type: ignore[attr-defined]
+        moments = server.init(c_bar)
+        direction, after = server.direction(c_bar, moments)
         right = direction.shape == c_bar.shape and set(after) == set(moments)
         right = right and all(isinstance(moment, Tensor) for moment in (*moments.values(), *after.values()))
     except Exception as error:

@@ -92,7 +92,6 @@ class Vote(VoteSpec):
 
 
 def within_clip_vote(noise: float) -> Vote:
-    """The vote of adaptive clipping."""
     return Vote(WITHIN_CLIP, noise=noise)
 
 
@@ -146,11 +145,7 @@ def client_votes(votes: Sequence[Vote]) -> tuple[Vote, ...]:
 
 
 def shares(votes: Sequence[Vote], within: Tensor, ballots: Tensor | None) -> Tensor | None:
-    """What clients send for these votes, [n, k]; None where there are none.
-
-    `within` says which updates were within the clip, [n]; `ballots` has the values of the `client_votes` votes in their order,
-    [n, k'].
-    """
+    """What clients send, [n, k]; `within` says who was within the clip, `ballots` has the values of `client_votes` [n, k']."""
     others = client_votes(votes)
     given = (len(within), 0) if ballots is None else tuple(ballots.shape)
     require(
@@ -165,7 +160,7 @@ def shares(votes: Sequence[Vote], within: Tensor, ballots: Tensor | None) -> Ten
 
 
 def sum_shares(sent: Tensor | None, votes: Sequence[Vote], secure: Secure = False) -> Tensor | None:
-    """Σ of the shares [n, k] that clients sent, [k], each within ±½ again and, if secure, on its lattice; None without votes."""
+    """Σ of the shares [n, k] that clients sent, [k], each within ±½ again and, if secure, on its lattice."""
     if not votes:
         return None
     if sent is None or sent.dim() != 2 or sent.shape[1] != len(votes):
@@ -262,7 +257,6 @@ class Release:
 
     @property
     def norm(self) -> float:
-        """‖c̄‖."""
         return float(torch.linalg.vector_norm(self.c_bar, dtype=torch.float64))
 
     @property

@@ -7,10 +7,8 @@ from dpfedexp.lazy import lazy_names
 if TYPE_CHECKING:
     from dpfedexp.data.arrays import cast_inputs as cast_inputs
     from dpfedexp.data.arrays import cast_targets as cast_targets
-    from dpfedexp.data.data_sets import ImageData as ImageData
     from dpfedexp.data.data_sets import Standardize as Standardize
     from dpfedexp.data.data_sets import load_mnist as load_mnist
-    from dpfedexp.data.data_sets import mnist_federation as mnist_federation
     from dpfedexp.data.data_sets import read_idx as read_idx
     from dpfedexp.data.federation import Federation as Federation
     from dpfedexp.data.partition import Assignment as Assignment

@@ -54,15 +54,14 @@ def as_array(values: Any) -> Any:
 
 def _widen(field: str, array: NDArray[Any]) -> NDArray[Any]:
     """Wide unsigned, extended and byte-swapped numbers in a type that torch computes with."""
-    kind, size = array.dtype.kind, array.dtype.itemsize
+    kind = array.dtype.kind
     names = "; number the classes: np.unique(names, return_inverse=True)[1]" if kind in "USTO" else ""
     require(kind in "uif", f"{field} has dtype {array.dtype}; it must hold real numbers or booleans{names}.")
-    if kind == "u" and size == 8:
+    if kind == "u":
         fits = array.size == 0 or int(array.max()) < 1 << 63
         require(fits, f"{field} holds values of 2^63 or more; they must fit in 64-bit signed integers.")
-    if kind == "u":
-        return array.astype(np.int32 if size == 2 else np.int64)
-    return array.astype(np.float64 if size > 8 else array.dtype.newbyteorder("="))
+        return array.astype(np.int64)
+    return array.astype(np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("="))
 
 
 def as_inputs(field: str, values: Any) -> Any:

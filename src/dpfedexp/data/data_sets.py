@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfedexp.data.federation import Federation
 from dpfedexp.errors import InputError, checked, nearest, require
 from dpfedexp.files import create_file
 
@@ -48,18 +47,6 @@ CIFAR10_FOLDERS = ("", "cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batc
 CIFAR10_SOURCE = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 RECORD = 1 + 3 * 32 * 32
 """Bytes of an image of CIFAR-10: its label, then 32×32 of red, green and blue."""
-
-
-@checked
-@dataclass(frozen=True)
-class ImageData:
-    """Images as bytes [n, rows, columns] and their labels as bytes [n]."""
-
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-    name: str
 
 
 @checked
@@ -97,10 +84,10 @@ class DataSetEntry:
 
 
 @checked
-def load_mnist(data: Path | str | None = None) -> ImageData:
-    """Images and labels from `data`, else DPFEDEXP_DATA, else the user cache, else downloaded into that cache.
+def load_mnist(data: Path | str | None = None) -> DataSet:
+    """MNIST from `data`, else DPFEDEXP_DATA, else the user cache, else downloaded into that cache; the test images for the server.
 
-    A folder may hold the four files itself or in a folder `mnist` inside it, each gzipped or plain.
+    A folder may hold the four files itself or in a folder `mnist` inside it, gzipped or plain. Images are bytes [n, 1, 28, 28].
     """
     folder = find_mnist(data)
     if folder is None:
@@ -127,16 +114,7 @@ def load_mnist(data: Path | str | None = None) -> ImageData:
         f"{folder} has train images of shape {tuple(train_images.shape[1:])} and t10k images of shape "
         f"{tuple(test_images.shape[1:])}; they must be the same.",
     )
-    return ImageData(train_images, train_labels, test_images, test_labels, folder.name)
-
-
-@checked
-def mnist_federation(
-    images: ImageData, clients: int = 1000, alpha: float = 0.3, seed: int = 0, **options: Any
-) -> Federation:
-    """The paper's split: the training images, [1, 28, 28] each, over equal clients, class mix ~ Dirichlet(alpha)."""
-    inputs = images.train_images.unsqueeze(1)
-    return Federation.dirichlet(inputs, images.train_labels, clients=clients, alpha=alpha, seed=seed, **options)
+    return DataSet(train_images[:, None], train_labels, (test_images[:, None], test_labels))
 
 
 def find_mnist(data: Path | str | None = None) -> Path | None:
@@ -162,12 +140,6 @@ def _mnist_file(folder: Path, name: str) -> Path | None:
 
 def _missing(folder: Path) -> list[str]:
     return [name for name in MNIST_FILES if _mnist_file(folder, name) is None]
-
-
-def mnist(folder: str | None) -> DataSet:
-    """MNIST as images of one channel, the test images for the server."""
-    images = load_mnist(folder)
-    return DataSet(images.train_images[:, None], images.train_labels, (images.test_images[:, None], images.test_labels))
 
 
 def cifar10(folder: str | None) -> DataSet:
@@ -211,7 +183,7 @@ OTHER_KINDS = {
 }
 """Kinds of data that are no data set: they say who the clients are by themselves."""
 DATA_SETS: dict[str, DataSetEntry] = {
-    "mnist": DataSetEntry(mnist, "MNIST, or another set in its four files", "mnist_cdp_net", (0.1307, 0.3081)),
+    "mnist": DataSetEntry(load_mnist, "MNIST, or another set in its four files", "mnist_cdp_net", (0.1307, 0.3081)),
     "cifar10": DataSetEntry(cifar10, "CIFAR-10 in its binary files", "cifar_net", (0.4734, 0.2516)),
 }
 

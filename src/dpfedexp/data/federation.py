@@ -16,7 +16,7 @@ from torch import Tensor
 from dpfedexp.core.modules import each, leaves
 from dpfedexp.data import arrays
 from dpfedexp.data import partition as dealing
-from dpfedexp.data.partition import as_assignment, by_ids, consecutive_rows, is_text
+from dpfedexp.data.partition import as_assignment, by_ids, consecutive_rows
 from dpfedexp.data.tables import Columns, Names, as_names, client_files, client_ids_of, partitions, read_files
 from dpfedexp.errors import InputError, checked, require
 
@@ -137,22 +137,18 @@ class Federation:
             inputs: one row per example.
             targets: one per row.
             assignment: row indices per client, or a client number per row (-1: unassigned), where a number that holds no row
-                is an empty client. Strings are ids.
+                is an empty client.
             client_ids: instead of it, the client's own id per row: strings, numbers with gaps, tuples. Clients are numbered in the
                 order of their sorted ids, and `names` keeps these.
             clients: how many there are, whether they hold rows or not. Without it a last client that holds none is not there at
                 all, and a mean over clients would tell.
             options: see `Federation`.
         """
-        require(
-            (assignment is None) != (client_ids is None),
-            "pass exactly one of assignment and client_ids.",
-        )
+        require((assignment is None) != (client_ids is None), "pass exactly one of assignment and client_ids.")
         examples = arrays.rows(arrays.as_inputs("inputs", inputs))
-        field, ids = ("assignment", assignment) if is_text(assignment) else ("client_ids", client_ids)
-        if ids is None:
+        if client_ids is None:
             return cls(inputs, targets, as_assignment(assignment, examples, clients), **options)
-        split, names = by_ids(field, ids, examples, clients)
+        split, names = by_ids("client_ids", client_ids, examples, clients)
         return cls(inputs, targets, split, names=names, **options)
 
     @classmethod
@@ -457,4 +453,4 @@ def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _columns(target: Names, features: Names | None, categories: Any, options: DataOptions, by: Any = ()) -> Columns:
-    return Columns(target, features, categories or {}, options.get("dtype"), options.get("finite", True), by)
+    return Columns(target, features, categories or {}, options.get("dtype"), by)

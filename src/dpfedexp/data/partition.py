@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfedexp.data.arrays import as_array, as_tensor, check_count, check_seed
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, is_number, require
 
 
 class Assignment(NamedTuple):
@@ -39,7 +39,7 @@ def as_assignment(assignment: Any, examples: int, clients: int | None = None) ->
     held = len(split.offsets) - 1
     require(
         isinstance(clients, int) and clients >= held,
-        f"clients is {clients!r}, but the assignment numbers {held}; it must be a whole number of at least that.",
+        f"clients is {clients!r}, but there are {held} already; it must be a whole number of at least that.",
     )
     rest = np.full(clients - held, split.offsets[-1], dtype=np.int64)
     return Assignment(split.rows, np.concatenate([split.offsets, rest]))
@@ -120,21 +120,8 @@ def by_ids(
         len(codes) == examples,
         f"{field} has {len(codes)} ids and there are {examples} rows; give one client id per row.",
     )
-    require(
-        clients is None or (isinstance(clients, int) and clients >= len(names)),
-        f"clients is {clients!r}, but {field} holds {len(names)} different ids; it must be a whole number of at least that.",
-    )
     split = as_assignment(codes, examples, clients)
     return split, (*names, *[None] * (len(split.offsets) - 1 - len(names)))
-
-
-def is_text(values: Any) -> bool:
-    """Whether an array or list holds strings, which can only be ids."""
-    values = as_array(values)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "UST":
-        return True
-    objects = isinstance(values, np.ndarray) and values.dtype == object and values.ndim == 1
-    return (objects or isinstance(values, list | tuple)) and len(values) > 0 and isinstance(values[0], str)
 
 
 def is_missing(value: Any) -> bool:
@@ -145,7 +132,9 @@ def is_missing(value: Any) -> bool:
 
 
 def _numbered(field: str, ids: Any) -> tuple[NDArray[np.int64], list[Hashable]]:
-    values = _flat(field, ids)
+    values = as_array(ids)
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping) or getattr(values, "ndim", 1) > 1:
+        raise InputError(f"{field} is a {type(ids).__name__}; give one client id per row, as a list or an array.")
     if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
         unique, codes = np.unique(values, return_inverse=True)
         return codes.astype(np.int64, copy=False), unique.tolist()
@@ -169,16 +158,6 @@ def _numbered(field: str, ids: Any) -> tuple[NDArray[np.int64], list[Hashable]]:
     place = np.empty(len(names), dtype=np.int64)
     place[[numbers[name] for name in names]] = np.arange(len(names))
     return place[codes], names
-
-
-def _flat(field: str, ids: Any) -> Any:
-    ids = as_array(ids)
-    if isinstance(ids, np.ndarray):
-        require(ids.ndim == 1, f"{field} has shape {ids.shape}; give one id per row, such as {field}[:, 0] or tuples.")
-        return ids
-    if not isinstance(ids, Iterable) or isinstance(ids, str | bytes | Mapping):
-        raise InputError(f"{field} is a {type(ids).__name__}; give one client id per row, as a list or an array.")
-    return list(ids)
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -263,8 +242,7 @@ def shards(labels: NDArray[np.int64], clients: int, rng: np.random.Generator, sh
 
 
 def _check_alpha(alpha: Any) -> None:
-    number = isinstance(alpha, int | float | np.integer | np.floating) and not isinstance(alpha, bool)
-    require(number and math.isfinite(alpha) and alpha > 0, f"alpha is {alpha!r}; it must be a number greater than 0.")
+    require(is_number(alpha) and 0 < alpha < math.inf, f"alpha is {alpha!r}; it must be a number greater than 0.")
 
 
 def _by_label(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:

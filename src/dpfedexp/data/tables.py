@@ -32,14 +32,13 @@ _NUMBERS = (int, float, np.number, np.bool_)
 class Columns:
     """Which columns are inputs and which are targets; those of `by` say who holds a row.
 
-    `categories` has the public list of what may be in a column of text; `dtype` and `finite` are as in `Federation`.
+    `categories` has the public list of what may be in a column of text; `dtype` is as in `Federation`.
     """
 
     target: Names
     features: Names | None
     categories: Mapping[Hashable, Sequence[Any]]
     dtype: torch.dtype | None
-    finite: bool
     by: tuple[Hashable, ...] = ()
 
     def read(
@@ -78,7 +77,7 @@ class Columns:
         if category and name not in self.categories:
             raise InputError(f"column {name!r} holds categories; {self._advice(name)}")
         values = _read_column(table, name)
-        if not self.by and values.ndim == 1 and (self.finite or values.dtype == object):
+        if not self.by and values.ndim == 1:
             _refuse_missing(name, values, f" of client {client!r}")
         return values
 
@@ -138,14 +137,9 @@ class Columns:
             _refuse_missing(name, values)
             values = _of_objects(name, values, self._advice(name))
         kind = values.dtype.kind
-        require(
-            kind not in "Mm",
-            f"column {name!r} holds dates ({values.dtype}); turn it into numbers, such as days since a public date, "
-            "or leave it out.",
-        )
         require(kind not in "USTO", f"column {name!r} holds text; {self._advice(name)}")
         require(kind in "biuf", f"column {name!r} has dtype {values.dtype}; it must hold real numbers or booleans.")
-        if self.finite and kind == "f" and values.ndim == 1:
+        if values.ndim == 1:
             _refuse_missing(name, values)
         return values
 
@@ -157,8 +151,7 @@ class Columns:
 
 
 def _check_flat(field: str, name: Hashable, values: NDArray[Any]) -> None:
-    flat = values.ndim == 1
-    require(flat, f"column {name!r} has rows of shape {values.shape[1:]}; give it alone, as {field}={name!r}.")
+    require(values.ndim == 1, f"column {name!r} has rows of shape {values.shape[1:]}; give it alone: {field}={name!r}.")
 
 
 def client_ids_of(table: Any, by: Names) -> Any:
@@ -194,34 +187,22 @@ def as_names(names: Names) -> tuple[Hashable, ...]:
 
 def _column_names(table: Any) -> list[Hashable]:
     """Of a DataFrame, a Hugging Face data set or a dict of columns."""
-    if isinstance(getattr(table, "column_names", None), dict):
-        splits = ", ".join(map(repr, table))
+    found = [getattr(table, attribute, None) for attribute in ("column_names", "columns")]
+    names = next((names for names in found if names is not None), list(table) if isinstance(table, Mapping) else None)
+    if names is None or callable(names) or isinstance(names, dict) or not hasattr(table, "__len__"):
         raise InputError(
-            f"the data set has the splits {splits}; pass one split, such as dataset[{next(iter(table))!r}]."
+            f"the table is a {type(table).__name__}; pass a DataFrame, a dict of columns, or one split of a Hugging Face data set "
+            "that is not streamed."
         )
-    if isinstance(table, Mapping):
-        return list(table)
-    for attribute in ("column_names", "columns"):
-        names = getattr(table, attribute, None)
-        if names is not None and not callable(names) and hasattr(table, "__getitem__"):
-            require(
-                hasattr(table, "__len__"),
-                f"the data set is a {type(table).__name__}, which is streamed; load it without streaming=True.",
-            )
-            return list(names)
-    raise InputError(
-        f"the table is a {type(table).__name__}; pass a DataFrame, a Hugging Face data set or a dict of columns."
-    )
+    return list(names)
 
 
 def _check_column(table: Any, field: str, name: Hashable, verb: str = "names") -> None:
     """Raises `InputError` unless there is exactly one such column."""
     names = _column_names(table)
     if name not in names:
-        index = list(getattr(getattr(table, "index", None), "names", ()))
-        hint = " It is the index: give df.reset_index()." if name in index else nearest(str(name), map(str, names))
         there = "which is not there" if verb == "names" else "which the others have"
-        raise InputError(f"{field} {verb} the column {name!r}, {there}.{hint}")
+        raise InputError(f"{field} {verb} the column {name!r}, {there}.{nearest(str(name), map(str, names))}")
     require(names.count(name) == 1, f"the column {name!r} is there twice; rename one of them.")
 
 
@@ -325,10 +306,8 @@ def client_files(path: str | Path, files: str) -> list[Path]:
     for file in found:
         require(
             file.is_file() and file.suffix in _READERS,
-            f"{file.name!r} in {str(path)!r} is a pickle, which may run code when it is read; write it as .safetensors or .npz."
-            if file.suffix in (".pt", ".pth", ".pkl", ".pickle")
-            else f"{file.name!r} in {str(path)!r} is no file of a client ({', '.join(_READERS)}); move it away, or say which are "
-            "with files='*.csv'.",
+            f"{file.name!r} in {str(path)!r} is no file of a client ({', '.join(_READERS)}; pickles may run code); move it away, "
+            "or say which are with files='*.csv'.",
         )
     for stem, many in Counter(file.stem for file in found).items():
         require(many == 1, f"the client {stem!r} has several files; give one per client, or choose with files='*.csv'.")

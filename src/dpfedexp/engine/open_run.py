@@ -79,7 +79,7 @@ class LedgerSource:
         if self.path is None:
             return Ledger.in_memory()
         if self.exists and not self.own:
-            return Ledger.open(self.path, repair=True)
+            return Ledger.open(self.path)
         return Ledger.create(self.path, **header)
 
     def existing(self, settings: str | None) -> Ledger:
@@ -92,7 +92,7 @@ class LedgerSource:
                 "with its .head file, or start a new run in a new folder."
             )
         try:
-            ledger = Ledger.open(self.path, repair=True)
+            ledger = Ledger.open(self.path)
         except LedgerError as error:
             raise LedgerError(f"the run can't be resumed: {error}") from None
         if settings is not None and ledger.header.get("config") != settings:
@@ -492,7 +492,7 @@ def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
         {
             "algorithm": engine.algorithm,
             "mechanism": type(mechanism).__name__,
-            **{f"mechanism.{name}": value for name, value in text_fields(mechanism.settings(), mechanism.kind).items()},
+            **{f"mechanism.{name}": value for name, value in text_fields(mechanism.settings()).items()},
             "participation": engine.participation,
             "model": {
                 "parameters": dict(zip(layout.names, map(list, layout.shapes), strict=True)),

@@ -22,7 +22,7 @@ from dpfedexp.core.sums import Sums, client_votes
 from dpfedexp.engine.engine import ANCHOR, BEFORE, Answer, Cohort, Request
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.machine import zero_rows
-from dpfedexp.trainers.client_losses import AllRows, ClientLosses, ClientScores
+from dpfedexp.trainers.client_losses import ClientLosses, ClientScores, all_rows
 from dpfedexp.trainers.isolation import padded, train_isolated
 from dpfedexp.trainers.task import Task, Trainer
 
@@ -300,7 +300,7 @@ class Simulation(Cohort):
         """The clients' own losses after they went as far as their rows, [n]."""
         draws, numbers = self.streams.at("losses", number).generators(), clients.tolist()
         sizes, public = self.task.clients.sizes[clients], self._shapes_are_public
-        plan = schedule(AllRows.of(self.task.local), sizes, lambda row: draws(numbers[row]), public=public)
+        plan = schedule(all_rows(self.task.local.max_examples), sizes, lambda row: draws(numbers[row]), public=public)
         return self._losses(w, rows, clients, plan, number)
 
     def _control(

@@ -352,7 +352,7 @@ def _open(files: GuardFiles, name: str) -> Ledger:
     new = not files.ledger.exists()
     if new:
         _check_missing(files)
-    ledger = Ledger.create(files.ledger, holder=name) if new else Ledger.open(files.ledger, repair=True)
+    ledger = Ledger.create(files.ledger, holder=name) if new else Ledger.open(files.ledger)
     try:
         mark = None if new else _check_marks(files, ledger)
         try:

@@ -105,8 +105,7 @@ def new_key(path: Path | str) -> str:
         out.write(private.private_bytes_raw().hex() + "\n")
         out.flush()
         os.fsync(out.fileno())
-    public: str = private.public_key().public_bytes_raw().hex()
-    return public
+    return str(private.public_key().public_bytes_raw().hex())
 
 
 class PrivateKey:
@@ -129,8 +128,7 @@ class PrivateKey:
 
     @property
     def public(self) -> str:
-        text: str = self._key.public_key().public_bytes_raw().hex()
-        return text
+        return str(self._key.public_key().public_bytes_raw().hex())
 
     def open(self, sealed: bytes, info: bytes) -> bytes | None:
         """The seed, or None where it was sealed to another key or binding, or was changed."""
@@ -146,7 +144,6 @@ class PrivateKey:
 
 
 def check_public(text: object, name: str = "helper_key") -> str:
-    """The public key, if it is 64 hexadecimal digits."""
     right = isinstance(text, str) and len(text) == 2 * KEY_BYTES and all(c in "0123456789abcdefABCDEF" for c in text)
     require(right, f"{name} is {text!r}; it must be the helper's public key, 64 hexadecimal digits.")
     return str(text).lower()
@@ -157,10 +154,9 @@ def seal(seed: bytes, public: str, info: bytes) -> bytes:
     x25519, suite = _primitives()
     try:
         key = x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(check_public(public)))
-        sealed: bytes = suite.encrypt(seed, key, info=info)
+        return bytes(suite.encrypt(seed, key, info=info))
     except ValueError:  # such as a point of small order
         raise InputError("helper_key is no usable X25519 public key; ask the helper's operator for it again.") from None
-    return sealed
 
 
 def _primitives() -> tuple[Any, Any]:
@@ -176,12 +172,7 @@ def _primitives() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class MaskedRow:
-    """What a client sends: all of it to the server, which hands `sealed` on.
-
-    Args:
-        words: the row minus its mask, mod 2⁶⁴.
-        sealed: the seed of the mask under the helper's key.
-    """
+    """What a client sends to the server: the row minus its mask, mod 2⁶⁴, and the mask's seed, sealed for the helper."""
 
     words: Words
     sealed: bytes
@@ -277,15 +268,15 @@ def server_release(
     mechanism: TwoPartyGaussian, words: list[Words], answer: Words, denominator: float, noise: Callable[[], Noise]
 ) -> Release:
     """The server's half of a round: the sum without masks, with noise of its own where the mechanism has two sides."""
-    own: Words | None = None
+    total = unmask_sum(words, answer)
     if "server" in mechanism.sides:
-        own = to_words(mechanism.noise_units(len(answer), "server", noise(), noise()))
-    return mechanism.decode(from_words(unmask_sum(words, answer, own)), len(words), denominator)
+        total += to_words(mechanism.noise_units(len(answer), "server", noise(), noise()))
+    return mechanism.decode(from_words(total), len(words), denominator)
 
 
-def unmask_sum(words: list[Words], answer: Words, noise: Words | None = None) -> Words:
-    """What the server learns: Σ of the rows and the helper's noise, and its own noise where it adds any, mod 2⁶⁴."""
+def unmask_sum(words: list[Words], answer: Words) -> Words:
+    """What the server learns: Σ of the rows and the helper's noise, mod 2⁶⁴."""
     total = np.array(answer, dtype=np.uint64)
     for row in words:
         total += row
-    return total if noise is None else total + noise
+    return total

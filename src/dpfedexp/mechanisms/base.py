@@ -115,7 +115,7 @@ class MechanismSpec(RoundSettings):
     def radius(self) -> float:
         """The clip of a mechanism that does not adapt it."""
         if isinstance(self.clip, AdaptiveClip):
-            raise InputError(ADAPTIVE_LOCAL)
+            raise InputError(NOT_ADAPTIVE)
         return self.clip
 
     def drawn(self, mechanism: Mechanism) -> Mechanism:
@@ -123,10 +123,7 @@ class MechanismSpec(RoundSettings):
         return mechanism.secure(strict=self.secure == "strict") if self.secure else mechanism
 
 
-ADAPTIVE_LOCAL = (
-    "clip is 'adaptive' in a local setting: its count is released by a trusted server (Andrew et al. 2021), "
-    "so it needs mechanism 'central-gaussian'."
-)
+NOT_ADAPTIVE = "clip is 'adaptive', which needs mechanism 'central-gaussian': a trusted server releases its count."
 
 
 class Mechanism(ABC):
@@ -166,12 +163,7 @@ class Mechanism(ABC):
     @classmethod
     def check_spec(cls, spec: MechanismSpec) -> None:
         """Raise `InputError` for settings that the mechanism does not support, before model and federation are known."""
-        require(
-            not isinstance(spec.clip, AdaptiveClip),
-            ADAPTIVE_LOCAL
-            if cls.is_local
-            else f"clip is 'adaptive', which mechanism {cls.kind!r} does not do; give a number.",
-        )
+        require(not isinstance(spec.clip, AdaptiveClip), NOT_ADAPTIVE)
         require(
             not cls.is_local or spec.adjacency == "replace-one",
             "adjacency is 'add-remove' in a local setting: a client that reports at all can only be replaced; use 'replace-one'.",

@@ -10,19 +10,9 @@ from torch import Tensor
 from dpfedexp.accounting.events import GaussianEvent, Sampling, local_gaussian
 from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import STRICT_EXCESS, Noise, add_noise, check_room, step_for, truncate
-from dpfedexp.core.sums import Sums
+from dpfedexp.core.sums import Release, Secure, Sums
 from dpfedexp.errors import checked, require
-from dpfedexp.mechanisms.base import (
-    Gaussian,
-    Mechanism,
-    MechanismSpec,
-    Numerator,
-    Release,
-    Report,
-    Secure,
-    make_sums,
-    total,
-)
+from dpfedexp.mechanisms.base import Gaussian, Mechanism, MechanismSpec, Numerator, Report, make_sums, total
 
 _NEVER = 1e-15
 """How often an honest report may be longer than `norm_bound` says."""

@@ -4,8 +4,6 @@ A client builds the same object from it, and with it the same noise and the same
 is checked field by field, by the types that the mechanism's own class declares: a server may be wrong or worse.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import fields
@@ -13,15 +11,13 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from dpfedexp.core.sums import WITHIN_CLIP, Vote, client_votes, within_clip_vote
+from dpfedexp.core.sums import Vote
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism
 from dpfedexp.mechanisms.registry import check_name, mechanism_class
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
 """Within these float32 clips exactly, and no square of a noise multiplier overflows or vanishes."""
-_COUNTS, _COUNT = ("central-gaussian", "two-party", "two-party-one-sided"), "count_noise"
-"""Mechanisms that can count the clients within the clip, and the field with the noise on the count."""
 _MOST_VOTES = 16
 
 
@@ -31,7 +27,7 @@ def encode(mechanism: Mechanism) -> str:
     >>> encode(LocalGaussian(0.3, 0.7))
     '{"kind":"local-gaussian","clip":0.3,"noise_multiplier":0.7,"numerator":null}'
     """
-    values = text_fields({name: getattr(mechanism, name) for name in _types(mechanism.kind)}, mechanism.kind)
+    values = text_fields({name: getattr(mechanism, name) for name in _types(mechanism.kind)})
     finite = {name: None if value == math.inf else value for name, value in values.items()}
     return json.dumps({"kind": mechanism.kind, **finite}, separators=(",", ":"))
 
@@ -44,62 +40,45 @@ def decode(text: str) -> Mechanism:
         raise InputError("the mechanism is not valid JSON.") from None
     require(isinstance(values, dict), "the mechanism is not a JSON object.")
     kind = check_name(values.pop("kind", None), "the mechanism's kind")
-    votes = _votes(values, kind)
-    types = {name: declared for name, declared in _types(kind).items() if name != "votes"}
-    if "question" in types:
-        values.setdefault("question", "")
+    types, declared = _types(kind), mechanism_class(kind)
     require(
         set(values) == set(types), f"the mechanism {kind!r} has fields {sorted(values)}; it must have {sorted(types)}."
     )
-    unclipped = values["clip"] is None and not mechanism_class(kind).is_private
     for name, value in values.items():
-        if not (name == "clip" and unclipped):
+        if name == "votes":
+            values[name] = _votes(value, declared.is_private)
+        elif name == "clip" and value is None and not declared.is_private:
+            values[name] = math.inf
+        else:
             _check(name, value, types[name])
-    if unclipped:
-        values["clip"] = math.inf
-    return mechanism_class(kind)(**values, **votes)
+    return declared(**values)
 
 
-def text_fields(values: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The fields of a mechanism as texts and checkpoints hold them; the count of the adaptive clip has a field of its own."""
-    if not values.get("question"):
-        values.pop("question", None)
-    votes: tuple[Vote, ...] | None = values.pop("votes", None)
+def text_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a mechanism as texts and checkpoints hold them."""
+    votes: tuple[Vote, ...] | None = values.get("votes")
     if votes is None:
         return values
-    if kind in _COUNTS:
-        values[_COUNT] = next((vote.noise for vote in votes if vote.name == WITHIN_CLIP), None)
-    others = [[vote.name, vote.low, vote.high, vote.noise] for vote in client_votes(votes)]
-    return {**values, "votes": others} if others else values
+    return {**values, "votes": [[vote.name, vote.low, vote.high, vote.noise] for vote in votes]}
 
 
-def _votes(values: dict[str, Any], kind: str) -> dict[str, tuple[Vote, ...]]:
-    """The votes of such a text, which are taken out of it."""
-    if "votes" not in _types(kind):
-        return {}
-    votes = []
-    if kind in _COUNTS:
-        require(_COUNT in values, f"the mechanism {kind!r} has no field {_COUNT!r}; it must be a number or null.")
-        count = values.pop(_COUNT)
-        _check(_COUNT, count, float | None)
-        votes += [] if count is None else [within_clip_vote(float(count))]
-    others = values.pop("votes", [])
-    right = isinstance(others, list) and all(isinstance(vote, list) and len(vote) == 4 for vote in others)
+def _votes(listed: Any, private: bool) -> tuple[Vote, ...]:
+    right = isinstance(listed, list) and all(isinstance(vote, list) and len(vote) == 4 for vote in listed)
     require(right, "the mechanism's votes are not a list of votes, each with its name, range and noise.")
-    require(len(others) <= _MOST_VOTES, f"the mechanism has {len(others)} votes; it must have at most {_MOST_VOTES}.")
-    for name, low, high, noise in others:
+    require(len(listed) <= _MOST_VOTES, f"the mechanism has {len(listed)} votes; it must have at most {_MOST_VOTES}.")
+    votes = []
+    for name, low, high, noise in listed:
         for what, value in (("range", low), ("range", high), ("noise", noise)):
             number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
             require(number, f"a vote's {what} holds {value!r}; it must be numbers of at most {_LARGEST:g}.")
-        if kind in _COUNTS:
+        if private:
             _check("votes' noise", noise, float)
         votes.append(Vote(name, float(low), float(high), noise=float(noise)))
-    return {"votes": tuple(votes)}
+    return tuple(votes)
 
 
 @lru_cache(maxsize=32)
 def _types(kind: str) -> dict[str, Any]:
-    """The fields of a mechanism as its class declares them."""
     declared = mechanism_class(kind)
     hints = get_type_hints(declared)
     return {field.name: hints[field.name] for field in fields(declared)}  # type: ignore[arg-type]

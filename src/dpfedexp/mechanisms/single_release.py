@@ -1,7 +1,5 @@
 """Local privacy for one vector, outside of a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -12,12 +12,11 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from dpfedexp import __version__
-from dpfedexp.accounting import Ledger
-from dpfedexp.engine.outlets import CHECKPOINT, CONFIG, LEDGER, METRICS, REPORT, STATEMENT, STATEMENT_TEXT
+from dpfedexp.engine.outlets import CHECKPOINT, CONFIG, METRICS, REPORT, STATEMENT, STATEMENT_TEXT
 from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import FORMATS, STEERING, Chart, Panel, draw, metrics_in, name_of, over_rounds, run_panels
 from dpfedexp.engine.run import RunFacts, read_advice, read_history, read_text
-from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.errors import InputError
 from dpfedexp.files import finite, replace_text
 from dpfedexp.report.document import Section, Table
 
@@ -81,17 +80,11 @@ def read_run(folder: Path) -> RunRecord:
     privacy, configuration = (read_text(folder / name, optional=True) for name in (STATEMENT_TEXT, CONFIG))
     read = (folder.resolve().name, history, privacy, configuration, epsilon, read_advice(folder))
     promise, facts = _promise(statement, history), RunFacts.read(folder)
-    if facts is not None:
-        what = " on ".join(part for part in (facts.algorithm, facts.data) if part)
-        sizes = f"M = {facts.clients:,} clients, d = {facts.parameters:,} parameters"
-        return RunRecord(*read, what, sizes, promise, facts.rounds, facts.command, facts.stopped)
-    try:
-        named = statement or Ledger.open(folder / LEDGER, read_only=True).header
-    except LedgerError:
-        named = {}
-    algorithm, clients = named.get("algorithm"), named.get("clients")
-    sizes = f"M = {clients:,} clients" if isinstance(clients, int) else ""
-    return RunRecord(*read, algorithm if isinstance(algorithm, str) else "", sizes, promise)
+    if facts is None:
+        return RunRecord(*read, promise=promise)
+    what = " on ".join(part for part in (facts.algorithm, facts.data) if part)
+    sizes = f"M = {facts.clients:,} clients, d = {facts.parameters:,} parameters"
+    return RunRecord(*read, what, sizes, promise, facts.rounds, facts.command, facts.stopped)
 
 
 def _read_statement(folder: Path) -> dict[str, Any] | None:

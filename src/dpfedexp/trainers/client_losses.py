@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from dpfedexp.core.client_metrics import WIDTH, ClientMetrics
-from dpfedexp.core.local_optimizer import Batching, Schedule, schedule
+from dpfedexp.core.local_optimizer import LocalOptimizer, Schedule, Sgd, schedule
 from dpfedexp.core.modules import Inputs, Params
 from dpfedexp.core.noise import Streams
 from dpfedexp.trainers.module_checks import seeded_generators
@@ -25,18 +25,9 @@ MOST_ROWS = 512
 """The most rows of a client for its mean loss; a client with more rows uses a sample."""
 
 
-@dataclass(frozen=True)
-class AllRows(Batching):
-    """One batch of all the rows that a client trains on in a round, as far as `MOST_ROWS` goes."""
-
-    max_examples: int | None
-    steps: int | None = 1
-    epochs: int | None = None
-    batch_size: int | None = None
-
-    @staticmethod
-    def of(local: Batching) -> AllRows:
-        return AllRows(min(local.max_examples or MOST_ROWS, MOST_ROWS))
+def all_rows(most: int | None) -> LocalOptimizer:
+    """One batch of all the rows that a client with this `max_examples` trains on in a round, as far as `MOST_ROWS` goes."""
+    return Sgd(lr=1.0, steps=1, max_examples=min(most or MOST_ROWS, MOST_ROWS))
 
 
 class ClientLosses:
@@ -122,9 +113,7 @@ class ClientScores(ClientLosses):
             return found
         who, draws = clients[holders], self.streams.at("evaluation", round).generators()
         numbers = who.tolist()
-        plan = schedule(
-            AllRows(MOST_ROWS), sizes[holders], lambda row: draws(numbers[row]), public=self.unit is not None
-        )
+        plan = schedule(all_rows(None), sizes[holders], lambda row: draws(numbers[row]), public=self.unit is not None)
         still = torch.zeros(len(who), len(w), device=w.device)
         rows = torch.zeros(len(who), WIDTH, device=w.device)
         # A client's vector is a mean, so its rows may come in pieces that need no more memory than training does.

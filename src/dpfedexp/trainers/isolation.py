@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dpfedexp.core.clipping import clip, row_norms
-from dpfedexp.core.local_optimizer import Batching, Schedule, Sgd, schedule
+from dpfedexp.core.local_optimizer import LocalOptimizer, Schedule, Sgd, schedule
 from dpfedexp.core.losses import class_dimension, loss_traits, read
 from dpfedexp.core.modules import Inputs, call, each
 from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import lift
-from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
+from dpfedexp.trainers.client_losses import MOST_ROWS, ClientLosses, all_rows
 from dpfedexp.trainers.module_checks import StateCheck, first_line, seeded_generators, watching_draws
 from dpfedexp.trainers.recording import Recorded, SyntheticClients, Tape, Unrecordable, adversarial, refusal
 from dpfedexp.trainers.steps import ByAutograd, Loop
@@ -312,15 +312,15 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 def _losses_asked(trainer: Trainer, task: Task, width: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     losses = ClientLosses(task, trainer, Streams(0), unit=trainer.unit or width)
-    rows_of, public = AllRows.of(task.local), task.local.shape_is_public
+    rows_of, public = all_rows(task.local.max_examples), task.local.shape_is_public
     return lambda w, rows, sizes, clients: losses(w, rows, clients, _plan(rows_of, sizes, clients, public), 1)
 
 
-def _plan(local: Batching, sizes: Tensor, clients: Tensor, public: bool) -> Schedule:
+def _plan(local: LocalOptimizer, sizes: Tensor, clients: Tensor, public: bool) -> Schedule:
     return schedule(local, sizes, lambda row: np.random.default_rng(int(clients[row])), public=public)
 
 
-def _short(local: Batching, sizes: Tensor, clients: Tensor) -> Schedule:
+def _short(local: LocalOptimizer, sizes: Tensor, clients: Tensor) -> Schedule:
     """The first steps of a public schedule; all of them for an optimizer of which it is not known that every step is alike."""
     plan = _plan(local, sizes, clients, local.shape_is_public)
     if type(local) is not Sgd:
