@@ -206,7 +206,7 @@ def test_a_crash_at_any_write_leaves_no_release_uncharged_and_locks_nobody_out(a
         assert charged >= max(shown)
         resumed = run(place, algorithm, rounds=2, resume=True)
         assert resumed.state.round == 2
-        assert len(resumed.ledger.entries) >= 2
+        assert len(resumed.opened.ledger.entries) >= 2
     assert write > 12, "every charge has a head and an anchor, every round two files"
 
 

@@ -32,8 +32,7 @@ from dpfedexp.flower.access import VERSIONS
 from dpfedexp.flower.app import new_app
 from dpfedexp.flower.client import clip_and_randomize
 from dpfedexp.flower.guard import Guard
-from dpfedexp.flower.helper import HELPER
-from dpfedexp.flower.messages import REFUSAL, REPORT, REQUEST, NodeRequest, read_sums
+from dpfedexp.flower.messages import HELPER, REFUSAL, REPORT, REQUEST, NodeRequest, read_sums
 from dpfedexp.flower.site import NO_REPORT, PULL, PUSH, MessageGate, Site
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
 from dpfedexp.mechanisms.aggregation import RoundBinding, unmask_sum

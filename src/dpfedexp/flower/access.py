@@ -39,14 +39,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def check_flower(command: str, module: Any = None, functions: Mapping[str, list[str]] | None = None) -> None:
-    """Refuses any other version of Flower, and functions of its own that are missing or take other arguments.
-
-    Args:
-        command: what stands on them, such as "node", for the sentence.
-        module: where the functions are.
-        functions: names and the arguments that were there in `VERSIONS`.
-    """
+def check_flower(command: str, module: Any = None, functions: Mapping[str, str] | None = None) -> None:
+    """Refuses, for a `command` of ours, another version of Flower, and functions of a module that take other arguments."""
     import flwr
 
     made_for = " or ".join(VERSIONS)
@@ -60,7 +54,7 @@ def check_flower(command: str, module: Any = None, functions: Mapping[str, list[
         raise refuse("")
     for name, expected in (functions or {}).items():
         function = getattr(module, name, None)
-        if function is None or list(inspect.signature(function).parameters) != expected:
+        if function is None or list(inspect.signature(function).parameters) != expected.split():
             state = "missing" if function is None else "another one"
             raise refuse(f", whose {module.__name__}.{name} is {state}")
 

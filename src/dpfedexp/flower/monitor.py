@@ -68,8 +68,7 @@ def _is_held(ledger: Path) -> bool:
 
 def load_limits(path: Path) -> Limits:
     """The limits in a guard file, or in a helper's file, which names a private key."""
-    from dpfedexp.flower.guard import Guard
-    from dpfedexp.flower.helper import HelperFile
+    from dpfedexp.flower.guard import Guard, HelperFile
 
     try:
         helps = "private_key" in tomllib.loads(path.read_text(encoding="utf-8"))

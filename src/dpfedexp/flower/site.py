@@ -43,9 +43,8 @@ from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.modules import Layout
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.access import Receive, Scope, Send, answer_nothing, check_flower, core_dumpers, peer
-from dpfedexp.flower.client import ENFORCED, read_ballots, read_request, reply_content
+from dpfedexp.flower.client import ENFORCED, Sender, helper_reply, pinned_key, read_ballots, read_request, reply_content
 from dpfedexp.flower.guard import Guard, Refused
-from dpfedexp.flower.helper import Sender, helper_reply, pinned_key
 from dpfedexp.flower.messages import MODEL, ROWS, NodeRequest, refusal, strict_array
 
 _log = logging.getLogger("flwr")
@@ -56,19 +55,8 @@ command: Any = import_module("flwr.supernode.cli.flower_supernode")
 NO_REPORT = "the app made no report on this site; see the site's log."
 _FLOATS = ("float16", "float32", "float64")
 ACQUIRE = "/v1/runtime/acquire-task"
-PULL = [
-    "state",
-    "object_store",
-    "node_config",
-    "receive",
-    "get_run",
-    "get_fab",
-    "pull_object",
-    "confirm_message_received",
-    "trusted_entities",
-]
-PUSH = ["state", "object_store", "send", "push_object"]
-SERVE = ["config", "state_factory"]
+PULL = "state object_store node_config receive get_run get_fab pull_object confirm_message_received trusted_entities"
+PUSH, SERVE = "state object_store send push_object", "config state_factory"
 """Arguments of the functions of Flower's that are replaced here."""
 
 
@@ -90,11 +78,7 @@ class AdmittedRequest:
 
 @dataclass(frozen=True)
 class Site:
-    """The decisions of one site.
-
-    Args:
-        guard: the operator's limits, with the hashes of the apps that may run.
-    """
+    """The decisions of one site: its operator's limits, with the hashes of the apps that may run."""
 
     guard: Guard
 
@@ -354,15 +338,10 @@ def _never() -> Any:
     raise RuntimeError("Flower tried to send what the site did not make.")
 
 
-def _start_superexec(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """In the place of `flower-superexec`, which Flower starts with `--isolation subprocess`."""
-    return subprocess.Popen([sys.executable, "-m", "dpfedexp", "superexec", *words[1:]])
-
-
 def run_node(options: Sequence[str], gate: MessageGate) -> None:
     """Flower's SuperNode with these options, behind the gate. Runs until it is stopped."""
     gate.install()
-    check_flower("node", command, {"_parse_supernode_lifespan_config": [], "_start_supernode_http_api": SERVE})
+    check_flower("node", command, {"_parse_supernode_lifespan_config": "", "_start_supernode_http_api": SERVE})
     parse = command._parse_supernode_lifespan_config
 
     def parsed() -> Any:
@@ -372,7 +351,9 @@ def run_node(options: Sequence[str], gate: MessageGate) -> None:
 
     command._parse_supernode_lifespan_config = parsed
     command._start_supernode_http_api = serve_runtime
-    flower.subprocess = SimpleNamespace(Popen=_start_superexec)
+    # In the place of `flower-superexec`, which Flower starts with `--isolation subprocess`.
+    ours = [sys.executable, "-m", "dpfedexp", "superexec"]
+    flower.subprocess = SimpleNamespace(Popen=lambda words: subprocess.Popen([*ours, *words[1:]]))
     sys.argv = ["flower-supernode", *options]
     command.flower_supernode()
 
