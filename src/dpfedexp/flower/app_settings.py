@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
-from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.engine.fit import fit_settings
 from dpfedexp.errors import InputError
@@ -75,12 +74,6 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
 def local_from(run_config: Mapping[str, Any]) -> LocalOptimizer:
     """The clients' optimizer that an app's configuration asks for."""
     return read_settings(run_config)[1].build_local()
-
-
-def evaluation_from(run_config: Mapping[str, Any]) -> tuple[ClientMetrics | None, float]:
-    """What the clients measure of the model, and the share of their rows that they hold out for it."""
-    text, share = str(run_config.get("federation.evaluate", "")), run_config.get("federation.held_out", 0.0)
-    return ClientMetrics.parse(text) if text else None, float(share)
 
 
 def data_path(context: Context) -> str:

@@ -52,7 +52,7 @@ from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE, Request
 from dpfedexp.engine.fit import rounds_for
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower import messages
-from dpfedexp.flower.app_settings import evaluation_from, local_from, read_settings
+from dpfedexp.flower.app_settings import local_from, read_settings
 from dpfedexp.flower.guard import Guard, HelperFile, Refused, node_charge, total
 from dpfedexp.flower.messages import BALLOTS, CONTROL, HELPER, MODEL, REPORT, ROWS, NodeRequest, refusal, to_flat
 from dpfedexp.mechanisms import Mechanism, Report
@@ -367,7 +367,9 @@ def answer(
         held = clients
     elif len(clients[1]):
         held = Federation.from_clients([clients])
-    metrics, share = evaluation_from(context.run_config)
+    measured = str(context.run_config.get("federation.evaluate", ""))
+    metrics = ClientMetrics.parse(measured) if measured else None
+    share = float(context.run_config.get("federation.held_out", 0.0))
     measured_on = held
     if held is not None and share:
         require(isinstance(held, Federation), "federation.held_out needs the node's rows, or a Federation of them.")

@@ -15,7 +15,7 @@ from dpfedexp.core.client_metrics import WIDTH, ClientMetrics
 from dpfedexp.core.local_optimizer import Batching, Schedule, schedule
 from dpfedexp.core.modules import Inputs, Params
 from dpfedexp.core.noise import Streams
-from dpfedexp.trainers.module_checks import seeded_generators
+from dpfedexp.trainers.draws import seeded_generators
 from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Clients, Task, Trainer, batches, rows_of_one
 

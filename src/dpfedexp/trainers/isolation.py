@@ -27,10 +27,11 @@ from dpfedexp.core.local_optimizer import Batching, Schedule, Sgd, schedule
 from dpfedexp.core.losses import class_dimension, loss_traits, read
 from dpfedexp.core.modules import Inputs, call, each
 from dpfedexp.core.noise import Streams
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, first_line, require
 from dpfedexp.mechanisms.base import lift
 from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
-from dpfedexp.trainers.module_checks import StateCheck, first_line, seeded_generators, watching_draws
+from dpfedexp.trainers.draws import seeded_generators, watching_draws
+from dpfedexp.trainers.module_checks import StateCheck
 from dpfedexp.trainers.recording import Recorded, SyntheticClients, Tape, Unrecordable, adversarial, refusal
 from dpfedexp.trainers.steps import ByAutograd, Loop
 from dpfedexp.trainers.task import Task, Trainer, check_task, one_row
