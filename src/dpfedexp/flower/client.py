@@ -135,10 +135,7 @@ def reply_content(update: Tensor, request: NodeRequest, ballots: Tensor | None, 
 
 
 def enforced(context: Context) -> bool:
-    """Whether the site's own process (`dpfedexp node`) clips, randomizes and charges, so that this one must not do it as well.
-
-    The setting is a random token that `dpfedexp node` draws when it starts; users do not set it.
-    """
+    """Whether the site's own process (`dpfedexp node`), which sets a random token, clips, randomizes and charges instead."""
     return re.fullmatch(r"[0-9a-f]{32}", str(context.node_config.get(ENFORCED))) is not None
 
 
@@ -282,13 +279,7 @@ def masked_content(report: Report, request: NodeRequest, sender: Sender) -> Reco
 
 
 def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> Message | None:
-    """The reply to a message for a helper, None for any other message.
-
-    Args:
-        message: as it came.
-        run: the run's name, which the node's own SuperNode says.
-        node_config: the node's settings.
-    """
+    """The reply to a message for a helper, None for any other message; the node's own SuperNode says the run's name."""
     record = message.content.config_records.get(HELPER)
     if record is None:
         return None
@@ -406,9 +397,8 @@ def _simulation(
     if not alone:
         from dpfedexp.engine.prepare import prepare
 
-        return cast(
-            Simulation, prepare(model, clients, fedavg(), local=local, rounds=1, loss=loss, isolated=True)[0].cohort
-        )
+        engine, _ = prepare(model, clients, fedavg(), local=local, rounds=1, loss=loss, isolated=True)
+        return cast(Simulation, engine.cohort)
     _, targets = one_row(clients)
     device = next(iter(model.parameters())).device
     task = Task(model, Layout.of(model), resolve(loss, targets), local, clients, device)
@@ -561,9 +551,8 @@ def admit_announced(request: NodeRequest, context: Context, dimension: int) -> N
     # Flower fixes a run's configuration when the run is created.
     announcement = AnnouncedLimits.of_run(context.run_config, dimension)
     if announcement is None and kept:
-        announcement = AnnouncedLimits(
-            with_secure_noise(decode(kept["mechanism"])), kept["rounds"], kept["clients_per_node"]
-        )
+        mechanism = with_secure_noise(decode(kept["mechanism"]))
+        announcement = AnnouncedLimits(mechanism, kept["rounds"], kept["clients_per_node"])
     announcement = announcement or AnnouncedLimits.of_request(request)
     update = request.purpose == UPDATE
     allowed = announcement.answers(request.purpose)
@@ -584,10 +573,10 @@ def admit_announced(request: NodeRequest, context: Context, dimension: int) -> N
             total([node_charge(announcement.mechanism, announcement.clients_per_node)], _DELTA),
             _DELTA,
         )
-    mechanism = encode(announcement.mechanism)
-    rest: dict[str, Any] = {
+    said: dict[str, Any] = {
+        "mechanism": encode(announcement.mechanism),
         "rounds": announcement.rounds,
-        "clients_per_node": announcement.clients_per_node,
         "dimension": dimension,
     }
-    context.state[name] = ConfigRecord({**kept, "mechanism": mechanism, **rest, counter: answers + 1})
+    said |= {"clients_per_node": announcement.clients_per_node, counter: answers + 1}
+    context.state[name] = ConfigRecord({**kept, **said})

@@ -239,13 +239,8 @@ class Guard(Limits):
     def admit(self, request: NodeRequest, *, run: str = "", app: str = "", charge: bool = True) -> None:
         """Returns when the answer is within every limit and charged on disk; raises `Refused` otherwise.
 
-        The limit per round is for all answers to one round of one run, whichever of the node's clients they were asked for.
-
-        Args:
-            request: what the server asks for.
-            run: Flower's id of the run.
-            app: the hash of the app that trains, for the ledger's line.
-            charge: False only looks whether it would be admitted.
+        The limit per round is for all answers to one round of one run, whichever of the node's clients they were asked for. The
+        ledger's line has Flower's id of the run and the app's hash. `charge=False` only looks whether it would be admitted.
         """
         self.check_mechanism(request.mechanism)
         event, count = node_charge(request.mechanism, request.size)
@@ -328,20 +323,12 @@ class HelperFile(Limits):
 
 
 def now() -> str:
-    """For the note of a charge."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
 class GuardFiles:
-    """Where a guard's ledger lies, or would lie.
-
-    Args:
-        guard: the guard file.
-        ledger: its ledger, which need not exist.
-        id: by which both are known; None before the first use.
-        stated: whether the guard file says so itself.
-    """
+    """A guard file, its ledger, which need not exist, and the id of both, None before the first use; `stated` in the guard file."""
 
     guard: Path
     ledger: Path
@@ -515,8 +502,10 @@ def _remember(files: GuardFiles, outside: SharedAnchor, seen: LedgerMark | None,
 
 def _outside(name: str | Path) -> SharedAnchor:
     """The anchor of an id, or of the place where a ledger lies, in the user's state folder."""
-    by_place = isinstance(name, Path)
-    known = b"dpfedexp ledger at\0" + os.fsencode(name.resolve()) if by_place else b"dpfedexp guard\0" + name.encode()
+    if isinstance(name, Path):
+        known = b"dpfedexp ledger at\0" + os.fsencode(name.resolve())
+    else:
+        known = b"dpfedexp guard\0" + name.encode()
     try:
         return SharedAnchor.of(hashlib.sha256(known).hexdigest())
     except (InputError, RuntimeError) as error:

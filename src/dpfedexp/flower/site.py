@@ -159,10 +159,7 @@ def _values(array: Array, shape: tuple[int, ...]) -> np.ndarray:
 class MessageGate:
     """The gate between Flower's SuperNode and the network.
 
-    Args:
-        site: what may come in and go out.
-        app_timeout: seconds that an app may take for an answer, where the request itself does not end earlier.
-        poll: seconds between two questions to the SuperLink.
+    An app may take `app_timeout` seconds, where the request does not end earlier; the SuperLink is asked every `poll` seconds.
     """
 
     site: Site
@@ -361,12 +358,8 @@ def run_node(options: Sequence[str], gate: MessageGate) -> None:
 class RuntimeGate:
     """Flower's Runtime API, over which an app gets the model and returns what it trained, for the app's user; others get 404.
 
-    With `--isolation subprocess` that is the node's own user, with `--isolation process` a user, or another machine's address, that
-    has shown the SuperExec's secret: a token alone opens nothing. Users of the same machine are known on Linux only.
-
-    Args:
-        application: Flower's.
-        other_user: whether the app is another user's, who shows the secret; otherwise it is this process's own user's.
+    That is the node's own user, or with `other_user` (`--isolation process`) a user, or another machine's address, that has shown
+    the SuperExec's secret: a token alone opens nothing. Users of the same machine are known on Linux only.
     """
 
     def __init__(self, application: Any, other_user: bool) -> None:

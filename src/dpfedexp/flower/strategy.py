@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
@@ -332,25 +332,11 @@ class DpFedExp(Strategy):
             _log.warning("This federation is NOT private: the server sees every update and adds no noise")
         _log.info("Ledger, checkpoint, model, statement and status go to %s", self.folder)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, *_: Any, **__: Any) -> Any:
         """Flower's own loop is not used: a round is charged and released by the engine, in `start`."""
         raise InputError("DpFedExp runs its rounds itself; call start(grid, arrays).")
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        raise InputError("DpFedExp runs its rounds itself; call start(grid, arrays).")
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """None: a score on the clients' data would leave them without noise."""
-        return []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return None
+    aggregate_train = configure_evaluate = aggregate_evaluate = configure_train
 
     def summary(self) -> None:
         """What is run; `start` says more."""

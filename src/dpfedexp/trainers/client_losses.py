@@ -40,10 +40,7 @@ class AllRows(Batching):
 
 
 class ClientLosses:
-    """Mean losses of clients at parameters of their own, one by one where `trainer` takes them so.
-
-    `unit` is how many clients go into one tensor program in a run that protects data (`trainers/isolation.py`).
-    """
+    """Mean losses of clients at parameters of their own; in a run that protects data `unit` of them go into one tensor program."""
 
     what = "losses"
 
@@ -104,9 +101,8 @@ class ClientScores(ClientLosses):
             return metrics.vectors(loss, outputs, targets)
 
         model = copy.deepcopy(task.model).eval()
-        super().__init__(
-            replace(task, model=model, loss=measured, clients=rows, copies=[]), trainer, streams, unit=unit
-        )
+        task = replace(task, model=model, loss=measured, clients=rows, copies=[])
+        super().__init__(task, trainer, streams, unit=unit)
         self.metrics, self.own_shape = metrics, False
         self.alone = self.alone or unit is not None
 

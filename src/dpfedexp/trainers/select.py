@@ -457,9 +457,9 @@ def _quickest(task: Task, makers: Makers, chunk: int) -> str:
     loss = getattr(task.loss, "__qualname__", repr(task.loss))
     work = (loss, repr(task.model), task.layout, task.local, trial.positions.shape, count, task.precision)
     key = repr((*work, *makers, task.device, torch.get_num_threads()))
-    chosen = _remembered.get(key)
+    chosen = _remembered.get(key, "")
     try:
-        makers[chosen or ""]()
+        makers[chosen]()
     except (KeyError, InputError):
         # Not known yet, or the network's `forward` has changed since.
         times = _compared(task, makers, clients, trial)

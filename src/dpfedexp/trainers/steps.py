@@ -359,7 +359,7 @@ class Steps:
             return self._made(clients, schedule, round)
         asked, data = (clients, schedule.positions, schedule.weights), self.task.clients
         # Of data that give the same rows whenever they are asked, where their class says so.
-        data_version: DataVersion | None = data.data_version if hasattr(type(data), "data_version") else None
+        data_version: DataVersion | None = data.data_version if hasattr(type(data), "data_version") else None  # type: ignore[attr-defined]
         kept = self._kept
         if kept is not None and kept[2].same(data_version) and all(map(torch.equal, asked, kept[1])):
             batch = kept[3]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,10 +90,8 @@ class Task:
         return twin
 
     def look(self) -> Callable[[], None]:
-        """Nothing but parameters may leave a round: what comes back raises `InputError` if a module has kept anything.
-
-        In a run that protects data no module has seen a client's rows.
-        """
+        """Nothing but parameters may leave a round: what comes back raises `InputError` if a module has kept anything."""
+        # In a run that protects data no module has seen a client's rows.
         state_check = self.state_check if self.synthetic is None else None
         judges = [] if state_check is None else [state_check.look(module) for module in (self.model, *self.copies)]
 
@@ -121,10 +119,7 @@ class Task:
 
     @cached_property
     def module_traits(self) -> ModuleTraits:
-        """Whether the module draws, and whether it calls fused operations, as seen on rows of zeros: no client's values decide.
-
-        A run that protects data asks on synthetic clients, before it reads a real one (`check_on`).
-        """
+        """What is seen on rows of zeros: no client's values decide. A run that protects data asks on synthetic clients first."""
 
         def seen() -> ModuleTraits:
             with torch.random.fork_rng(devices=[]):
@@ -161,14 +156,9 @@ class Task:
         """
         if self.synthetic is None:
             return Recorded(program, keep=keep)
-
-        def make() -> Recorded:
-            # Each client has its own copy of the parameters.
-            return Recorded(
-                program, self._stand_ins, lambda inputs: inputs[0].values(), held=self.module_tensors, batched=batched
-            )
-
-        return self.synthetic.program(f"{name}, {self.precision}", make)
+        # Each client has its own copy of the parameters.
+        make = partial(Recorded, program, self._stand_ins, lambda inputs: inputs[0].values(), batched=batched)
+        return self.synthetic.program(f"{name}, {self.precision}", partial(make, held=self.module_tensors))
 
     def module_tensors(self) -> list[Tensor]:
         """The module's frozen parameters and buffers, which no other code holds in a run that protects data."""
@@ -248,10 +238,7 @@ class Task:
 
 
 class Trainer(Protocol):
-    """Local updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of a chunk of non-empty clients, [n, d]; `rates` [n], where given, stands for the local rate.
-
-    `unit` is how many clients go into one tensor program, None where all of a chunk do.
-    """
+    """Local updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of a chunk of non-empty clients, [n, d]; `unit` of them go into one tensor program, or all."""
 
     name: str
 
@@ -405,11 +392,6 @@ def _why(name: str, part: nn.Module, given: Any, error: str) -> str:
 
 def _kind(x: Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
-
-
-def check_precision(precision: str) -> None:
-    if precision not in get_args(Precision):
-        raise InputError(f"precision is {precision!r}; it must be 'fp32', 'tf32' or 'bf16'.")
 
 
 def low(x: Tensor, precision: Precision) -> Tensor:
