@@ -47,14 +47,11 @@ SMALL = 1e-4
 
 ALGORITHMS = {
     "fedexp": fedexp(),
-    "fedexp safe": fedexp(step="safe"),
     "cdp free": cdp_fedexp(clip=0.5, noise_multiplier=SMALL),
-    "cdp plain": cdp_fedexp(clip=0.5, noise_multiplier=SMALL, step="paper"),
     "cdp paper": cdp_fedexp(clip=0.5, numerator="paper", noise_multiplier=SMALL),
     "cdp adagrad": replace(cdp_fedexp(clip=0.5, noise_multiplier=SMALL), server=Adagrad(floor=0.5)),
     "cdp adaptive": cdp_fedexp(clip="adaptive", noise_multiplier=SMALL),
     "dp_fedavg": dp_fedavg(clip=0.5, noise_multiplier=SMALL, server_rate=0.7),
-    "ldp gaussian": ldp_fedexp(clip=0.5, noise_multiplier=SMALL),
     "ldp paper": ldp_fedexp(clip=0.5, noise_multiplier=SMALL, numerator="paper"),
     "ldp privunit": ldp_fedexp(clip=0.5, mechanism="privunit"),
     "dp_scaffold": dp_scaffold(clip=0.5, noise_multiplier=SMALL),
