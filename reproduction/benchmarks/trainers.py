@@ -27,7 +27,7 @@ from dpfedexp import Execution, Federation, Sgd, cdp_fedexp
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.select import TILE_BYTES, Programs, TrainerParts, makers, sample
-from dpfedexp.trainers.steps import ByVmap, Loop, Parallel, Steps, Vectorized
+from dpfedexp.trainers.steps import ByVmap, Loop, Parallel, Steps, Vectorized, cuda_graph
 from dpfedexp.trainers.task import Task, Trainer
 from reproduction.benchmarks.workloads import workload
 
@@ -88,7 +88,7 @@ def ways(name: str, task: Task, streams: Any, parts: TrainerParts) -> dict[str, 
         found["compiled"] = (
             (lambda: Parallel("compiled", tile, parts.tile))
             if on_cpu
-            else (lambda: Steps(task, "compiled", ByVmap(compiled(task)), record=True, streams=streams))
+            else (lambda: Steps(task, "compiled", ByVmap(compiled(task)), record=cuda_graph, streams=streams))
         )
     found["loop"] = lambda: Loop(task, streams)
     for part, (of, where, name_of, instead) in PARTS.items():

@@ -68,6 +68,12 @@ def is_number(value: object) -> bool:
     return not isinstance(value, bool) and (isinstance(value, (int, float)) or hasattr(value, "__float__"))
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's text."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]
+
+
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise InputError(message)

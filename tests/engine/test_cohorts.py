@@ -197,7 +197,7 @@ def test_flower_asks_charges_and_writes_what_the_simulator_does(name, tmp_path, 
         given |= {"evaluate": Evaluation("clients", every=EVERY, held_out=HELD_OUT)}
     run = train(model, federation, algorithm, **given)
     strategy = flower(algorithm, local, tmp_path / "flower")
-    assert charges(strategy.ledger) == charges(run.ledger)
+    assert charges(strategy.opened.ledger) == charges(run.ledger)
     for ours, theirs in zip(strategy.history, run.history, strict=True):
         assert ours["clip"] == pytest.approx(theirs["clip"], rel=1e-3)
         assert ours.get("local_rate", 0.0) == pytest.approx(theirs.get("local_rate", 0.0), rel=1e-3)
@@ -235,7 +235,7 @@ def silence(monkeypatch):
         return Silence() if "noise" in purpose else KeyedNoise(self.seed, purpose, round)
 
     monkeypatch.setattr("dpfedexp.core.noise.Streams.at", at)
-    monkeypatch.setattr(client, "deployment_noise", Silence)
+    monkeypatch.setattr(client, "ChaChaNoise", Silence)
 
 
 @pytest.mark.parametrize("aggregation", ["two-party", "two-party-one-sided"])

@@ -18,7 +18,7 @@ from .loopback import Silence
 @pytest.fixture
 def silent(monkeypatch):
     """Clients draw no noise."""
-    monkeypatch.setattr(client, "deployment_noise", Silence)
+    monkeypatch.setattr(client, "ChaChaNoise", Silence)
 
 
 @pytest.fixture

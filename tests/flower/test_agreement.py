@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 from scipy.stats import ks_2samp
 
@@ -20,7 +20,6 @@ from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.train import train
 from dpfedexp.flower import DpFedExp, answer, private_training
 from dpfedexp.flower import client as mod
-from dpfedexp.flower.messages import BALLOTS
 from tests.optimizers import Adagrad
 from tests.sizes import long, sized
 
@@ -48,14 +47,11 @@ SMALL = 1e-4
 
 ALGORITHMS = {
     "fedexp": fedexp(),
-    "fedexp safe": fedexp(step="safe"),
     "cdp free": cdp_fedexp(clip=0.5, noise_multiplier=SMALL),
-    "cdp plain": cdp_fedexp(clip=0.5, noise_multiplier=SMALL, step="paper"),
     "cdp paper": cdp_fedexp(clip=0.5, numerator="paper", noise_multiplier=SMALL),
     "cdp adagrad": replace(cdp_fedexp(clip=0.5, noise_multiplier=SMALL), server=Adagrad(floor=0.5)),
     "cdp adaptive": cdp_fedexp(clip="adaptive", noise_multiplier=SMALL),
     "dp_fedavg": dp_fedavg(clip=0.5, noise_multiplier=SMALL, server_rate=0.7),
-    "ldp gaussian": ldp_fedexp(clip=0.5, noise_multiplier=SMALL),
     "ldp paper": ldp_fedexp(clip=0.5, noise_multiplier=SMALL, numerator="paper"),
     "ldp privunit": ldp_fedexp(clip=0.5, mechanism="privunit"),
     "dp_scaffold": dp_scaffold(clip=0.5, noise_multiplier=SMALL),
@@ -73,7 +69,7 @@ def test_six_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeypat
         monkeypatch.setattr("dpfedexp.flower.messages.with_secure_noise", lambda mechanism: mechanism)
         monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.secure", lambda mechanism, strict=False: mechanism)
         monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.noise_kind", True)
-    monkeypatch.setattr(mod, "deployment_noise", noise)
+    monkeypatch.setattr(mod, "ChaChaNoise", noise)
     announced = {"algorithm.name": "fedexp", "federation.clients": 6, "federation.rounds": 6, "federation.folder": "x"}
     # Updates without noise leave a node only if the run's configuration says so.
     grid = LoopbackGrid(plain_app(federation, model), 6, run_config=announced if name.startswith("fedexp") else {})
@@ -104,18 +100,15 @@ class Fixed:
         return torch.from_numpy(np.random.default_rng(6).random(width)).expand(len(clients), -1)
 
 
-def hosting_app(federation, model, ballots=None) -> ClientApp:
-    """A node of three clients; `ballots` says, from the number of the first, what it answers to votes."""
+def hosting_app(federation, model) -> ClientApp:
+    """A node of three clients."""
     app = ClientApp()
 
     @app.train(mods=[private_training])
     def run(message, context):
         first = 3 * context.node_config["partition-id"]
         own = type(federation).from_clients([federation.client(c) for c in range(first, first + 3)])
-        reply = answer(message, context, copy.deepcopy(model), own, local=LOCAL)
-        if ballots is not None:
-            reply.content[BALLOTS] = MetricRecord(ballots(first))
-        return reply
+        return answer(message, context, copy.deepcopy(model), own, local=LOCAL)
 
     return app
 

@@ -141,7 +141,7 @@ def test_what_a_server_asks_for_is_what_its_configuration_announces(algorithm, t
     assert [line["valid"] for line in strategy.history] == [3, 3]
     announced = AnnouncedLimits.of_run(config, 20)
     assert announced is not None
-    assert (announced.mechanism, announced.rounds) == (strategy.mechanism, 2)
+    assert (announced.mechanism, announced.rounds) == (strategy.opened.description.engine.mechanism, 2)
 
 
 def test_a_server_that_names_no_privacy_in_a_local_federation_gets_nothing(tmp_path):

@@ -23,10 +23,8 @@ import torch
 from safetensors.torch import load_file
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.checkpoint import read_progress
-from dpfedexp.flower import train_local
 from dpfedexp.flower.access import read_nodes
 from dpfedexp.flower.local_deployment import QUIET, Deployment, make_node_key, marked
 from dpfedexp.flower.monitor import read_status
@@ -176,7 +174,12 @@ def no_update_is_on_disk(place: Path) -> None:
     clients, model = synthetic_regression(3, 20).federation, linear_regression(20)
     for client in range(3):
         net = copy.deepcopy(model)
-        train_local(net, *clients.client(client), local=Sgd(**LOCAL))
+        inputs, targets = clients.client(client)
+        descent = torch.optim.SGD(net.parameters(), lr=LOCAL["lr"])
+        for _ in range(LOCAL["steps"]):
+            descent.zero_grad()
+            (0.5 * (net(inputs) - targets).square().mean()).backward()
+            descent.step()
         update = torch.cat([p.detach().flatten() for p in net.parameters()])
         clipped = (update * min(1.0, 0.5 / float(update.norm()))).numpy()
         pieces = [clipped[i : i + 4].astype(kind).tobytes() for i in range(0, 20, 4) for kind in ("<f4", "<f8")]

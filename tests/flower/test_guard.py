@@ -22,11 +22,12 @@ from dpfedexp.core.sums import within_clip_vote
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import Guard
 from dpfedexp.flower import guard as guard_ledger
-from dpfedexp.flower.app_settings import configured_run
+from dpfedexp.flower.client import AnnouncedLimits
 from dpfedexp.flower.guard import Refused, node_charge, total
-from dpfedexp.flower.messages import NodeRequest, with_secure_noise
+from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.flower.monitor import guard_summary
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
+from dpfedexp.mechanisms.base import with_secure_noise
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 from .loopback import dying_at
@@ -471,7 +472,7 @@ def test_a_crash_at_any_write_charges_every_answer_and_locks_nobody_out(mechanis
 
 @pytest.mark.parametrize(("config", "environment"), [({"dpfedexp-guard": ""}, {}), ({}, {"DPFEDEXP_GUARD": " "})])
 def test_a_guard_that_is_set_to_nothing_is_not_taken_for_none(config, environment):
-    with pytest.raises(InputError, match="is empty; it must name the guard file"):
+    with pytest.raises(InputError, match="is empty; it must name a file"):
         Guard.of_node(config, environment)
     assert Guard.of_node({}, {}) is None
 
@@ -499,7 +500,7 @@ def test_the_central_guard_file_of_the_page_admits_four_runs_of_the_template_at_
     text = next(block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "central-gaussian" in block)
     for rounds in (1, 3):
         config = {"epsilon": 8.0, "rounds": rounds, "clients": 3, "folder": "runs/first", "evaluate": "numbers"}
-        run = configured_run(tuple((f"federation.{name}", value) for name, value in config.items()), 5)
+        run = AnnouncedLimits.of_run({f"federation.{name}": value for name, value in config.items()}, 5)
         asked = [(0, run.probe.rate), (0, run.probe.clip)]
         for number in range(1, rounds + 1):
             asked += [(number, run.mechanism.at_radius(30.0)), (number, run.evaluation)]

@@ -209,7 +209,7 @@ def test_a_vote_that_was_released_is_not_asked_again_and_the_folder_says_what_wa
             context.state = RecordDict()
     done = DpFedExp(ALGORITHM, **given, resume=True)
     done.start(grid, ArrayRecord(model.state_dict()), timeout=1)
-    names = [entry.event.queries[0].name for entry in done.ledger.entries]
+    names = [entry.event.queries[0].name for entry in done.opened.ledger.entries]
     assert names[:4] == ["local rate", "first clip", "update", "rate scale"]
     assert names[4:] == ["update", "evaluation", "update", "evaluation"]
     assert done.statement.epsilon_total <= EPSILON * (1 + 1e-9)
@@ -220,7 +220,7 @@ def test_a_run_that_stopped_after_one_round_verifies_and_a_smaller_claim_does_no
         raise StopIteration
 
     strategy = flower(ALGORITHM, LOCAL, tmp_path, on_round=stop)
-    assert strategy.stopped
+    assert strategy.run.stopped
     assert outcome(verify_run(tmp_path)) == "holds"
     claim = json.loads((tmp_path / "privacy.json").read_text())
     (tmp_path / "privacy.json").write_text(json.dumps({**claim, "epsilon_total": claim["epsilon_total"] / 2}))

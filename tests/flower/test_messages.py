@@ -26,9 +26,9 @@ from dpfedexp.flower.messages import (
     read_sums,
     report_content,
     sums_content,
-    with_secure_noise,
 )
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit, Report
+from dpfedexp.mechanisms.base import with_secure_noise
 from dpfedexp.mechanisms.serialization import decode, encode
 
 WIDTH = 3

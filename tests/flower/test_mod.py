@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from scipy.stats import ks_2samp, kstest
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.flower import clip_and_randomize, deployment_noise, private_training
-from dpfedexp.flower.messages import REPORT, REQUEST, ROWS, NodeRequest
+from dpfedexp.core.noise import ChaChaNoise
+from dpfedexp.flower import clip_and_randomize, private_training
+from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, ROWS, NodeRequest
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 
 from .loopback import through_the_wire
@@ -55,11 +56,13 @@ def ask(
     run_config=None,
     control=None,
     seen=None,
+    ballots=None,
     **request,
 ):
     """The mod's reply for a model of 4 ones whose app returns `trained` (for every client of the node), or raises it.
 
-    `control` is the server's control variate in every coordinate; `seen` gets the messages that reach the app.
+    `control` is the server's control variate in every coordinate; `seen` gets the messages that reach the app, and
+    `ballots` are its answers to votes.
     """
     given = NodeRequest(round, "n" * 32, mechanism, Sampling(), **request)
     seen = [] if seen is None else seen
@@ -82,6 +85,8 @@ def ask(
         if given.clients:
             rows = np.tile(named["w"].numpy() - 1, (len(given.clients), 1))
             content = RecordDict({ROWS: ArrayRecord({"rows": Array(rows)})})
+        if ballots is not None:
+            content[BALLOTS] = MetricRecord(ballots)
         return Message(content, reply_to=message)
 
     return private_training(through_the_wire(message), context, app)
@@ -120,7 +125,7 @@ def test_deployment_noise_ignores_every_seed():
     for _ in range(2):
         torch.manual_seed(0)
         np.random.seed(0)
-        draws += deployment_noise().normal(torch.zeros(1, dtype=torch.int64), 500, torch.device("cpu"), torch.float64)
+        draws += ChaChaNoise().normal(torch.zeros(1, dtype=torch.int64), 500, torch.device("cpu"), torch.float64)
     assert not torch.equal(*draws)
     assert abs(float((draws[0] * draws[1]).mean())) < 5 / math.sqrt(500), "two sources must not be related"
     assert ks_2samp(*draws).pvalue > 1e-7

@@ -9,8 +9,9 @@ from flwr.app import RecordDict
 
 from dpfedexp.accounting import Sampling
 from dpfedexp.errors import InputError
-from dpfedexp.flower.messages import REQUEST, NodeRequest, with_secure_noise
+from dpfedexp.flower.messages import REQUEST, NodeRequest
 from dpfedexp.mechanisms import CentralGaussian, NoPrivacy
+from dpfedexp.mechanisms.base import with_secure_noise
 
 
 def test_a_mechanism_whose_secure_variant_draws_plain_noise_is_refused_on_a_node(monkeypatch):

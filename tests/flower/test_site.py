@@ -32,8 +32,7 @@ from dpfedexp.flower.access import VERSIONS
 from dpfedexp.flower.app import new_app
 from dpfedexp.flower.client import clip_and_randomize
 from dpfedexp.flower.guard import Guard
-from dpfedexp.flower.helper import HELPER
-from dpfedexp.flower.messages import REFUSAL, REPORT, REQUEST, NodeRequest, read_sums
+from dpfedexp.flower.messages import HELPER, REFUSAL, REPORT, REQUEST, NodeRequest, read_sums
 from dpfedexp.flower.site import NO_REPORT, PULL, PUSH, MessageGate, Site
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
 from dpfedexp.mechanisms.aggregation import RoundBinding, unmask_sum
@@ -361,7 +360,7 @@ def test_flowers_functions_at_the_seam_are_the_ones_that_were_read(name):
     function = getattr(seam_module.import_module("flwr.supernode.start_client_internal"), name)
     assert hashlib.sha256(inspect.getsource(function).encode()).hexdigest() == SOURCES[name], f"{name} has changed"
     if name != "start_client_internal":
-        assert list(inspect.signature(function).parameters) == (PULL if "pull" in name else PUSH)
+        assert list(inspect.signature(function).parameters) == (PULL if "pull" in name else PUSH).split()
 
 
 MASKED = TwoPartyGaussian(0.5, 3.0)

@@ -62,7 +62,7 @@ def test_ids_follow_from_keys_over_restarts_and_are_those_of_the_list(keys):
 
 
 def test_two_keys_never_share_an_id(keys, monkeypatch):
-    monkeypatch.setattr(own_messages, "node_id", lambda key: 7)
+    monkeypatch.setattr(own_messages.access, "node_id", lambda key: 7)
     with pytest.raises(ValueError, match="another key has this node's id"):
         memory_factories(NoOpFederationManager(), read_keys(keys))
 

@@ -14,96 +14,29 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
-from dpfedexp import Execution, Federation, StepRate, cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, train
+from dpfedexp import Federation, StepRate, cdp_fedexp, dp_fedavg, dp_scaffold, train
 from dpfedexp.accounting import Sampling
-from dpfedexp.core.local_optimizer import OPTIMIZERS, Sgd, schedule
+from dpfedexp.core.local_optimizer import OPTIMIZERS, Sgd
 from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
-from dpfedexp.flower import DpFedExp, answer, data_path, local_from, serve, strategy_from, train_local
-from dpfedexp.flower import training as flower_training
+from dpfedexp.flower import DpFedExp, answer, data_path, serve, strategy_from
+from dpfedexp.flower import client as flower_client
 from dpfedexp.flower.messages import REQUEST, NodeRequest
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.models import linear_regression
-from tests.optimizers import AdamW, Bounded, Cosine, HeavyBall
+from tests.optimizers import AdamW, HeavyBall
 
 from .app_folder import ALMOST_NO_NOISE, make_app
 from .loopback import LOCAL, LoopbackGrid, flat, plain_app, problem
 
 SIZES, DIMENSION = (7, 3, 5), 4
-STEPS = {"lr": 0.05, "epochs": 2, "batch_size": 2, "proximal": 0.4}
-OPTIMIZERS_OF_A_CLIENT = {
-    "sgd": Sgd(**STEPS),
-    "sample": Sgd(lr=0.05, steps=5, batch_size=2, max_examples=4),
-    "heavy ball": HeavyBall(**STEPS),
-    "adamw": AdamW(**STEPS),
-    "bounded": Bounded(**STEPS, bound=0.5),
-    "cosine": Cosine(**STEPS),
-}
 
 
 def federation(sizes=SIZES, dimension=DIMENSION) -> Federation:
     generator = torch.Generator().manual_seed(5)
     rows = [torch.randn(n, dimension + 1, generator=generator) for n in sizes]
     return Federation.from_clients([(each[:, :-1], each[:, -1]) for each in rows])
-
-
-def network(dimension=DIMENSION) -> nn.Module:
-    torch.manual_seed(2)
-    return nn.Sequential(nn.Linear(dimension, 3), nn.Tanh(), nn.Linear(3, 1), nn.Flatten(0))
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS_OF_A_CLIENT)
-@pytest.mark.parametrize("corrected", [False, True])
-def test_a_client_trains_bit_for_bit_as_in_the_simulators_loop(name, corrected):
-    local, clients, model = OPTIMIZERS_OF_A_CLIENT[name], federation(), network()
-    simulation, _ = prepare(
-        model, clients, fedavg(), local=local, rounds=1, execution=Execution(trainer="loop", device="cpu")
-    )
-    layout, w = simulation.cohort.task.layout, flat(model)
-    correction = torch.linspace(-0.1, 0.1, 3 * len(w)).view(3, -1) if corrected else None
-    shuffles = simulation.cohort.streams.at("batches", 4)
-    plan = schedule(local, clients.sizes, shuffles.generator)
-    rows = simulation.cohort.trainer(w, torch.arange(3), plan, 4, correction)
-    for client in range(3):
-        net = copy.deepcopy(model)
-        given = None if correction is None else layout.unflatten(correction[client])
-        train_local(net, *clients.client(client), local=local, correction=given, shuffles=shuffles.generator(client))
-        assert torch.equal(flat(net) - w, rows[client])
-        assert float(rows[client].norm()) > 0.01
-
-
-def test_what_cannot_be_trained_is_a_sentence_and_an_empty_client_learns_nothing():
-    model, local = network(), Sgd(lr=0.1, steps=1)
-    before = flat(model).clone()
-    train_local(model, torch.zeros(0, DIMENSION), torch.zeros(0), local=local)
-    assert torch.equal(flat(model), before)
-    with pytest.raises(InputError, match="the model can't be applied to a batch of inputs of shape"):
-        train_local(model, torch.zeros(2, DIMENSION + 1), torch.zeros(2), local=local)
-    with pytest.raises(InputError, match=r"correction has no '0\.weight'"):
-        train_local(model, *federation().client(0), local=local, correction={})
-
-
-def test_a_scheduled_rate_asks_for_the_round():
-    local = Sgd(lr=0.4, steps=1, schedule=StepRate(every=1, factor=0.5))
-    with pytest.raises(InputError, match=r"train_local does not know the round; pass local=local_from"):
-        train_local(network(), *federation().client(0), local=local)
-    assert local.in_round(3) == Sgd(lr=0.1, steps=1)
-    found = [rows(0, local=each, round=2) for each in (local, Sgd(lr=0.2, steps=1))]
-    torch.testing.assert_close(*found, rtol=0, atol=1e-7)
-
-
-def test_batches_come_from_the_operating_system_unless_a_test_brings_its_own():
-    """Two orders of 40 rows are alike less often than once in 10^40."""
-    (inputs, targets), local = federation((40,)).client(0), Sgd(lr=0.5, steps=10, batch_size=4)
-    torch.manual_seed(0)
-    np.random.seed(0)
-    ends = []
-    for _ in range(2):
-        net = network()
-        train_local(net, inputs, targets, local=local)
-        ends.append(flat(net))
-    assert not torch.equal(*ends)
 
 
 @pytest.fixture
@@ -159,7 +92,7 @@ def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_sec
         shuffles = SimpleNamespace(generators=lambda: lambda _: drawn.generator(client), generator=drawn.generator)
         return SimpleNamespace(at=lambda purpose, round: shuffles, seed=0)
 
-    monkeypatch.setattr(flower_training, "fresh_streams", of_the_simulator)
+    monkeypatch.setattr(flower_client, "fresh_streams", of_the_simulator)
     strategy = strategy_from(config)
     model = task.build_model()
     strategy.start(LoopbackGrid(app, 3, run_config=config), ArrayRecord(model.state_dict()), timeout=5)
@@ -191,10 +124,32 @@ def message(*asked, round=1) -> Message:
     return Message(content, dst_node_id=1, message_type="train")
 
 
-def rows(*asked, local=Sgd(lr=0.1, steps=3), round=1, loss=None) -> torch.Tensor:
+def rows(*asked, local=Sgd(lr=0.1, steps=3), round=1, loss=None, clients=MANY) -> torch.Tensor:
     context = Context(1, 1, {}, RecordDict(), {})
-    reply = answer(message(*asked, round=round), context, copy.deepcopy(MODEL), MANY, local=local, loss=loss)
+    reply = answer(message(*asked, round=round), context, copy.deepcopy(MODEL), clients, local=local, loss=loss)
     return torch.from_numpy(reply.content.array_records["updates"]["rows"].numpy())
+
+
+def test_a_model_that_does_not_fit_is_a_sentence():
+    with pytest.raises(InputError, match="the model can't be applied to a batch of inputs of shape"):
+        rows(clients=(torch.zeros(2, 5), torch.zeros(2)))
+
+
+def test_a_scheduled_rate_is_that_of_the_round():
+    local = Sgd(lr=0.4, steps=1, schedule=StepRate(every=1, factor=0.5))
+    found = [rows(0, local=each, round=2) for each in (local, Sgd(lr=0.2, steps=1))]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-7)
+
+
+def test_batches_come_from_the_operating_system():
+    """Two orders of 40 rows are alike less often than once in 10^40."""
+    ends = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        given = {"local": Sgd(lr=0.5, steps=10, batch_size=4), "clients": federation((40,), 3).client(0)}
+        ends.append(rows(**given))
+    assert not torch.equal(*ends)
 
 
 def absolute_error(outputs, targets):
@@ -214,9 +169,8 @@ def absolute_error(outputs, targets):
 def test_hosted_clients_train_as_each_does_alone_and_an_empty_one_sends_zero(local, loss):
     """They train apart, one tensor program or not: 1e-5 is float32 in another order."""
     for client, row in zip((2, 1, 0), rows(2, 1, 0, local=local, loss=loss), strict=True):
-        net = copy.deepcopy(MODEL)
-        train_local(net, *MANY.client(client), local=local, loss=loss)
-        torch.testing.assert_close(row, flat(net) - flat(MODEL), rtol=0.0, atol=1e-5)
+        alone = rows(clients=MANY.client(client), local=local, loss=loss)[0]
+        torch.testing.assert_close(row, alone, rtol=0.0, atol=1e-5)
         assert (client == 1) == (float(row.norm()) == 0.0)
     assert loss is None or not torch.allclose(row, rows(0, local=local)[0], atol=1e-3)
 
@@ -227,19 +181,11 @@ def test_a_hosted_client_that_does_not_exist_is_refused_and_the_last_one_is_not(
         rows(0, 3)
 
 
-AUTO = Sgd(lr="auto", steps=2)
 ALGORITHM = cdp_fedexp(clip="adaptive", noise_multiplier=1.0)
 
 
 def strategy(folder, algorithm=ALGORITHM, **options):
     return DpFedExp(algorithm, clients=6, rounds=2, folder=folder, **options)
-
-
-def test_a_training_loop_of_ones_own_has_no_automatic_rate():
-    model, config = torch.nn.Linear(2, 1), {"federation.clients": 6, "federation.rounds": 2, "federation.folder": "x"}
-    with pytest.raises(InputError, match=r"'auto', which takes votes; return dpfedexp\.flower\.answer"):
-        train_local(model, torch.ones(3, 2), torch.ones(3, 1), local=AUTO)
-    assert local_from({**config, "local.lr": 0.2}).lr == 0.2
 
 
 def test_the_quantile_settles_to_what_the_simulator_settles_it_to(tmp_path):

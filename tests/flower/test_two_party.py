@@ -18,9 +18,8 @@ from dpfedexp.algorithms.round import Poisson, advance
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp, answer, private_training, strategy_from
-from dpfedexp.flower import helper as files
-from dpfedexp.flower.helper import HELPER
-from dpfedexp.flower.messages import REPORT, REQUEST
+from dpfedexp.flower.guard import HelperFile
+from dpfedexp.flower.messages import HELPER, REPORT, REQUEST
 
 from ..mechanisms.parties import charges, helper_file, public_key
 from .loopback import LOCAL, LoopbackGrid, Silence, plain_app, problem
@@ -77,10 +76,8 @@ class Federation:
 
 @pytest.fixture
 def silent(monkeypatch):
-    monkeypatch.setattr(files, "deployment_noise", Silence)
-    # The default of an argument is bound when its function is made.
-    helper = files.HelperFile.helper
-    monkeypatch.setattr(files.HelperFile, "helper", lambda self: helper(self, Silence))
+    helper = HelperFile.helper
+    monkeypatch.setattr(HelperFile, "helper", lambda self: helper(self, Silence))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -259,7 +256,7 @@ def test_sampling_counts_for_readers_of_the_models_only(tmp_path):
     federation = Federation(tmp_path, clients=12, min_clients=2)
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
     strategy, _ = federation.run(algorithm, rounds=1, participation=Poisson(0.7), min_reply_fraction=0.1)
-    statement, one = strategy.statement, strategy.mechanism.event(Sampling())
+    statement, one = strategy.statement, strategy.opened.description.engine.mechanism.event(Sampling())
     assert statement.epsilon_total == compose([(one, 1)], 1e-5).epsilon
     assert statement.models_only.epsilon_total < compose([(one.to_readers(), 1)], 1e-5).epsilon
 
@@ -293,7 +290,7 @@ def test_epsilon_alone_is_enough_and_the_votes_are_masked_and_charged_by_the_hel
         context.run_config.update(config)
     strategy = strategy_from(config, node_timeout=1)
     strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
-    names = [[query.name for query in entry.event.queries] for entry in strategy.ledger.entries]
+    names = [[query.name for query in entry.event.queries] for entry in strategy.opened.ledger.entries]
     assert names[:2] == [["local rate"], ["first clip"]]
     assert names[2:] == [["update", "within clip", "improved"], ["rate scale"], ["update", "within clip", "improved"]]
     assert charges(federation.file) == 5

@@ -10,7 +10,7 @@ import torch
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise import to_words
-from dpfedexp.flower.helper import HelperFile
+from dpfedexp.flower.guard import HelperFile
 from dpfedexp.mechanisms.aggregation import PrivateKey, RoundBinding, mask_row, new_key
 from dpfedexp.mechanisms.serialization import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian

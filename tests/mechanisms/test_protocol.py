@@ -19,8 +19,7 @@ import torch
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.noise import Streams, from_words
 from dpfedexp.errors import InputError
-from dpfedexp.flower.guard import Refused
-from dpfedexp.flower.helper import HelperFile
+from dpfedexp.flower.guard import HelperFile, Refused
 from dpfedexp.mechanisms.aggregation import (
     BadSeeds,
     HelperAnswer,
@@ -290,7 +289,7 @@ from pathlib import Path
 from dpfedexp.accounting import ledger as chain
 from dpfedexp.mechanisms.aggregation import RoundBinding
 from dpfedexp.flower import guard as guard_ledger
-from dpfedexp.flower.helper import HelperFile
+from dpfedexp.flower.guard import HelperFile
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 def die(*_, **__):

@@ -114,4 +114,4 @@ def captured(function):
 def recorded(run: Simulation, core: Any = None) -> Steps:
     """Steps over memory that stays, as a CUDA graph replays them."""
     core = core or ByVmap(Vectorized(run.task).gradients.program)
-    return Steps(run.task, "recorded", core, record=True, capture=captured, streams=run.streams)
+    return Steps(run.task, "recorded", core, record=captured, streams=run.streams)

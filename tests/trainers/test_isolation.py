@@ -18,8 +18,8 @@ from dpfedexp.core.modules import Layout
 from dpfedexp.engine.engine import Request
 from dpfedexp.errors import RoundFailed
 from dpfedexp.trainers import isolation
+from dpfedexp.trainers.draws import watching_draws
 from dpfedexp.trainers.isolation import is_isolated, padded, synthetic_clients, train_isolated, widths
-from dpfedexp.trainers.module_checks import watching_draws
 from dpfedexp.trainers.steps import Vectorized
 from dpfedexp.trainers.task import Task
 from tests.trainers.shared import PRIVATE, Made, bound, secured, unless_refused

@@ -31,7 +31,7 @@ def recorded(federation: Federation, local: Sgd):
     """Clients, steps over memory that stays, and a call of such steps for some clients and a round."""
     run = simulated(net(), federation, local)
     core = by_program(run.task, Programs(run.task).plain)
-    held = Steps(run.task, "recorded", core, record=True, capture=lambda function: function)
+    held = Steps(run.task, "recorded", core, record=lambda function: function)
     w = run.task.layout.read(run.task.model).float()
     return run, held, lambda who, number, steps=held: steps(w, who, run.plan(who, number), number)
 

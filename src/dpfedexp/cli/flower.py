@@ -253,8 +253,7 @@ def node(
     """
     os.environ.update(_QUIET)
     from dpfedexp.engine.private_folder import root
-    from dpfedexp.flower.guard import Guard, GuardFiles, guard_ledger
-    from dpfedexp.flower.helper import VARIABLE, HelperFile
+    from dpfedexp.flower.guard import HELPER_VARIABLE, Guard, GuardFiles, HelperFile, guard_ledger
     from dpfedexp.flower.site import MessageGate, Site, run_node
 
     require(
@@ -267,7 +266,7 @@ def node(
     )
     check_options(context.args)
     holders = [limits.path]
-    if helper := os.environ.get(VARIABLE):
+    if helper := os.environ.get(HELPER_VARIABLE):
         holders.append(Path(helper).expanduser().resolve())
         check_file(HelperFile.load(holders[1]).private_key, 0o600)
     for holder in holders:

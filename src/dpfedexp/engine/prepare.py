@@ -24,7 +24,7 @@ from dpfedexp.core.noise import Streams, SystemStreams
 from dpfedexp.data.federation import Federation
 from dpfedexp.engine.engine import ClientEvaluation, Engine
 from dpfedexp.engine.simulated import Simulation, ballots_of
-from dpfedexp.errors import InputError, checked, is_count, require
+from dpfedexp.errors import InputError, checked, first_line, is_count, require
 from dpfedexp.mechanisms import Secure, mechanism_class
 from dpfedexp.trainers.chunk_size import automatic_chunk
 from dpfedexp.trainers.client_losses import ClientScores
@@ -40,12 +40,11 @@ from dpfedexp.trainers.isolation import (
     synthetic_clients,
     widths,
 )
-from dpfedexp.trainers.module_checks import applied, first_line
 from dpfedexp.trainers.per_client import check_optimizer
 from dpfedexp.trainers.recording import Synthetic, SyntheticClients, Unrecordable, refusal
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.steps import Parallel
-from dpfedexp.trainers.task import Clients, Task, Trainer, check_task, one_row
+from dpfedexp.trainers.task import Clients, Task, Trainer, applied, check_task, one_row
 
 
 @checked(hints=EXECUTION_HINTS)

@@ -30,13 +30,12 @@ from dpfedexp.engine.runner import RunnerOptions, run_to_end
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.engine.tournament import Candidate, candidates_of, compared
-from dpfedexp.errors import InputError, checked, is_count, is_number, require
+from dpfedexp.errors import InputError, checked, first_line, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Evaluation, Evaluations, on_test_set
 from dpfedexp.mechanisms import Secure
 from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, as_execution
-from dpfedexp.trainers.module_checks import applied, first_line
 from dpfedexp.trainers.select import trainer_again
-from dpfedexp.trainers.task import Clients
+from dpfedexp.trainers.task import Clients, applied
 
 TRAIN_HINTS = {
     "lr": "local=Sgd(lr=0.1, steps=10)",

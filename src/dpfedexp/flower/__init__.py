@@ -10,17 +10,14 @@ from dpfedexp.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dpfedexp.flower.app_settings import data_path as data_path
-    from dpfedexp.flower.app_settings import local_from as local_from
     from dpfedexp.flower.app_settings import round_timeout as round_timeout
+    from dpfedexp.flower.client import answer as answer
     from dpfedexp.flower.client import clip_and_randomize as clip_and_randomize
     from dpfedexp.flower.client import private_training as private_training
     from dpfedexp.flower.guard import Guard as Guard
-    from dpfedexp.flower.messages import deployment_noise as deployment_noise
     from dpfedexp.flower.strategy import DpFedExp as DpFedExp
     from dpfedexp.flower.strategy import serve as serve
     from dpfedexp.flower.strategy import strategy_from as strategy_from
-    from dpfedexp.flower.training import answer as answer
-    from dpfedexp.flower.training import train_local as train_local
 else:
     _load, __dir__, __all__ = lazy_names(__name__)
 

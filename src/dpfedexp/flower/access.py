@@ -39,14 +39,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def check_flower(command: str, module: Any = None, functions: Mapping[str, list[str]] | None = None) -> None:
-    """Refuses any other version of Flower, and functions of its own that are missing or take other arguments.
-
-    Args:
-        command: what stands on them, such as "node", for the sentence.
-        module: where the functions are.
-        functions: names and the arguments that were there in `VERSIONS`.
-    """
+def check_flower(command: str, module: Any = None, functions: Mapping[str, str] | None = None) -> None:
+    """Refuses, for a `command` of ours, another version of Flower, and functions of a module that take other arguments."""
     import flwr
 
     made_for = " or ".join(VERSIONS)
@@ -60,7 +54,7 @@ def check_flower(command: str, module: Any = None, functions: Mapping[str, list[
         raise refuse("")
     for name, expected in (functions or {}).items():
         function = getattr(module, name, None)
-        if function is None or list(inspect.signature(function).parameters) != expected:
+        if function is None or list(inspect.signature(function).parameters) != expected.split():
             state = "missing" if function is None else "another one"
             raise refuse(f", whose {module.__name__}.{name} is {state}")
 
@@ -128,10 +122,7 @@ def parse_address(address: str, name: str) -> tuple[str, int]:
 def check_file(path: Path, most: int, *, owned: bool = True) -> None:
     """Refuses a file that other users can reach, with the command that closes it, and folders where they could exchange it.
 
-    Args:
-        path: a file.
-        most: the mode that it may have at most. Rights of this process's own group count as its own.
-        owned: whether it must belong to this process's user or to root.
+    It may have the mode `most`, and belongs to this process's user or to root where it must be `owned`.
     """
     path = path.expanduser().resolve()
     _check(path, most, owned)
@@ -166,11 +157,7 @@ def _check(path: Path, most: int, owned: bool) -> None:
 
 
 def forbid_core_dumps() -> None:
-    """Disable core dumps of this process and its children.
-
-    The limit is inherited. That other processes of the same user may not look into this one, nor a handler of core dumps, ends
-    with the next program, which has to ask for it itself.
-    """
+    """Disable core dumps of this process and its children; a new program has to ask again that others may not look into it."""
     with contextlib.suppress(ImportError):  # POSIX only
         import resource
 
@@ -201,13 +188,9 @@ def _field(path: Path, name: str) -> list[str]:
 
 
 def peer(client: Address | None, server: Address | None) -> str | None:
-    """Who is at the other end of a connection: a user of this machine, or the address of another machine.
+    """Who is at the other end, `client`, of a connection: a user of this machine, or the address of another machine.
 
     Only Linux tells users; elsewhere all processes of this machine are one. None where nothing is known.
-
-    Args:
-        client: the other end's address and port.
-        server: this end's.
     """
     if client is None or server is None:
         return None

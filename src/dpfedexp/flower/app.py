@@ -93,10 +93,11 @@ def run_app(
             f"the folder {str(folder)!r} already holds a run; resume it (--resume), or start another one in a new folder "
             "(--folder runs/second)."
         )
-    if logs is not None and {**written, **given}.get("federation.resume") and not folder.exists():
-        raise InputError(
+    if logs is not None and {**written, **given}.get("federation.resume"):
+        missing = (
             f"the folder {str(folder)!r} does not exist, so there is no run to resume; leave --resume out to begin one."
         )
+        require(folder.exists(), missing)
     # TOML writes text, numbers and truth as JSON does.
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
     read = {} if logs is None else {path: path.stat().st_size for path in logs.glob("supernode*.log")}
@@ -248,10 +249,9 @@ def _end(folder: Path, connection: str, run: str, environment: Mapping[str, str]
 
 def _flowers_status(connection: str, run: str, environment: Mapping[str, str]) -> str:
     command = [program("flwr"), "list", connection, "--run-id", run, "--format", "json"]
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 60}
     try:
-        done = subprocess.run(
-            command, env={**environment, **QUIET}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
-        )
+        done = subprocess.run(command, env={**environment, **QUIET}, **options)
         return str(json.loads(done.stdout)["runs"][0]["status"])
     except (subprocess.TimeoutExpired, ValueError, KeyError, IndexError, TypeError):
         return "unknown"

@@ -8,21 +8,16 @@ other sections are the app's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from flwr.app import Context, Message
+from flwr.app import Context
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dpfedexp.algorithms.probe import Extras, Probe, bind, evaluation_count
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
-from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
-from dpfedexp.engine.fit import fit_settings, rounds_for
-from dpfedexp.errors import InputError, checked
-from dpfedexp.flower.messages import at_round
-from dpfedexp.mechanisms import Mechanism
+from dpfedexp.engine.fit import fit_settings
+from dpfedexp.errors import InputError
 
 
 class FederationSettings(BaseModel):
@@ -76,52 +71,9 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
 
 
-class ConfiguredRun(NamedTuple):
-    """The mechanisms of a run, and how often each is used."""
-
-    mechanism: Mechanism
-    probe: Probe | None
-    evaluation: Mechanism | None
-    rounds: int
-    evaluations: int
-    clients_per_node: int
-
-
-@lru_cache(maxsize=16)
-def configured_run(run_config: tuple[tuple[str, Any], ...], dimension: int) -> ConfiguredRun:
-    """The mechanisms of a run, from an app's configuration and the number of parameters.
-
-    Calibrating the noise of a sampled round takes seconds, and in Flower's simulation one process is many nodes.
-    """
-    federation, settings = read_settings(dict(run_config))
-    algorithm, participation = settings.build_algorithm(), settings.build_participation()
-    rounds = federation.rounds
-    if rounds == "auto":
-        rounds = rounds_for(algorithm, dimension, federation.clients, participation)
-    local, secure = settings.build_local(), algorithm.private
-    many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
-    bound = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure, extras=Extras(many))
-    return ConfiguredRun(*bound, rounds, many, federation.clients_per_node)
-
-
-@checked
-def local_from(run_config: Mapping[str, Any], message: Message | None = None) -> LocalOptimizer:
-    """The clients' optimizer that an app's configuration asks for, for the app's train function.
-
-    Args:
-        run_config: Flower's flattened configuration, with the section `local`.
-        message: the server's, which says the round; needed where the rate has a schedule.
-
-    Returns:
-        The optimizer, for `train_local`, or for a training loop of your own.
-    """
-    return at_round(read_settings(run_config)[1].build_local(), message)
-
-
-def evaluation_from(run_config: Mapping[str, Any]) -> tuple[ClientMetrics | None, float]:
-    """What the clients measure of the model, and the share of their rows that they hold out for it."""
-    text, share = str(run_config.get("federation.evaluate", "")), run_config.get("federation.held_out", 0.0)
-    return ClientMetrics.parse(text) if text else None, float(share)
+def local_from(run_config: Mapping[str, Any]) -> LocalOptimizer:
+    """The clients' optimizer that an app's configuration asks for."""
+    return read_settings(run_config)[1].build_local()
 
 
 def data_path(context: Context) -> str:

@@ -1,62 +1,75 @@
-"""The client's side on Flower: only a report of the mechanism leaves a node.
+"""The node's side on Flower: only a report of the mechanism leaves a node.
 
 `private_training` is a Flower mod for a train function:
 
     @app.train(mods=[private_training])
-    def train(msg: Message, context: Context) -> Message: ...
+    def train(message: Message, context: Context) -> Message:
+        return answer(message, context, model, (inputs, targets))
 
-The function trains as in any Flower app and returns the trained parameters. The mod computes the update itself, clips it and, in
-local privacy, randomizes it, before a reply exists. Where the run asks for votes, the function returns their values as metrics in a
-record "dpfedexp.votes"; they leave the node centered and within ±½. All other metrics, losses, numbers of examples and error texts
-stay on the node. That a client answers at all, and when, is visible to the server.
+`answer` trains with the simulator's code, for one client or many. A function that trains by itself returns the trained parameters.
+The mod computes the update, clips it and, in local privacy, randomizes it, before a reply exists. Metrics, losses, numbers of
+examples and error texts stay on the node. That a client answers at all, and when, is visible to the server.
+
+Several clients per node are for studying a large federation on few machines. The server sees the sum over them, so the node's
+operator is trusted with their reports. Against all others each of them has the promise of a client, so they are trained apart, as
+in a secure run.
 
 A node without a guard file holds a run to the limits that it announced (`AnnouncedLimits`). Limits over all runs, restarts and
-simultaneous messages need a guard file.
+simultaneous messages need a guard file. With two-party aggregation a client masks its row, and a node whose operator has given it a
+helper's file adds the masks (`helper_reply`); a message has no say in the run's name, the node's id and the helper's key.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import re
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpfedexp.algorithms.probe import CLIP, SCALE, UPDATE, Probe
-from dpfedexp.core.client_metrics import EVALUATION
+from dpfedexp.algorithms.probe import CLIP, RATE, SCALE, UPDATE, Extras, Probe, bind, evaluation_count
+from dpfedexp.algorithms.round import State
+from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import clip
+from dpfedexp.core.local_optimizer import LocalOptimizer
+from dpfedexp.core.local_rate import IMPROVED, PRIOR_RATE
+from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.modules import Layout
-from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise import ChaChaNoise, Noise, Streams, to_words
 from dpfedexp.core.sums import client_votes
+from dpfedexp.data import Federation
+from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE, Request
+from dpfedexp.engine.fit import rounds_for
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower import messages
-from dpfedexp.flower.app_settings import configured_run
-from dpfedexp.flower.guard import Guard, Refused, node_charge, total
-from dpfedexp.flower.helper import Sender, helper_reply, masked_content, pinned_key
-from dpfedexp.flower.messages import (
-    CORRECTION,
-    MODEL,
-    NodeRequest,
-    deployment_noise,
-    layout_of,
-    refusal,
-    to_arrays,
-    to_flat,
-    with_secure_noise,
-)
+from dpfedexp.flower.app_settings import local_from, read_settings
+from dpfedexp.flower.guard import Guard, HelperFile, Refused, node_charge, total
+from dpfedexp.flower.messages import BALLOTS, CONTROL, HELPER, MODEL, REPORT, ROWS, NodeRequest, refusal, to_flat
 from dpfedexp.mechanisms import Mechanism, Report
+from dpfedexp.mechanisms.aggregation import BadSeeds, RoundBinding, check_public, mask_row
+from dpfedexp.mechanisms.base import with_secure_noise
 from dpfedexp.mechanisms.serialization import decode, encode
+from dpfedexp.mechanisms.two_party import TwoPartyGaussian
+from dpfedexp.trainers.steps import Loop
+from dpfedexp.trainers.task import Clients, Task, check_task, one_row
+
+if TYPE_CHECKING:
+    from dpfedexp.engine.simulated import Simulation
 
 _log = logging.getLogger("flwr")
 
 ENFORCED = "dpfedexp-enforced"
+KEY_VARIABLE, KEY_NODE = "DPFEDEXP_HELPER_KEY", "dpfedexp-helper-key"
 _OWN_CONTROL = "dpfedexp.own-control"
 _ANNOUNCED_LIMITS = "dpfedexp.announced-limits"
 _DELTA = 1e-5
@@ -84,7 +97,31 @@ def clip_and_randomize(
     """
     rows = update[None] if update.dim() == 1 else update
     clipped, given = clip(rows.float(), mechanism.clip), {} if ballots is None else {"ballots": ballots}
-    return mechanism.randomize(clipped, torch.arange(len(rows)), noise or deployment_noise(), **given)
+    return mechanism.randomize(clipped, torch.arange(len(rows)), noise or ChaChaNoise(), **given)
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Whose row is masked: the run and the node as the SuperNode knows them, and the helper's key as the site knows it."""
+
+    run: str
+    node: int
+    helper_key: str
+
+
+def pinned_key(request: NodeRequest, guard: Guard | None, node_config: Mapping[str, Any]) -> str:
+    """The public key of the helper that this site trusts; "" where the request needs none."""
+    if not request.mechanism.needs_helper:
+        return ""
+    if request.clients:
+        raise InputError("two-party aggregation needs one client per node; set clients_per_node to 1.")
+    key = guard.helper_key if guard is not None else None
+    key = key or os.environ.get(KEY_VARIABLE) or node_config.get(KEY_NODE)
+    if not key:
+        raise InputError(
+            "helper_key is missing in the node's guard file; two-party aggregation needs the public key of a trusted helper."
+        )
+    return check_public(key)
 
 
 def reply_content(update: Tensor, request: NodeRequest, ballots: Tensor | None, sender: Sender) -> RecordDict:
@@ -98,10 +135,7 @@ def reply_content(update: Tensor, request: NodeRequest, ballots: Tensor | None, 
 
 
 def enforced(context: Context) -> bool:
-    """Whether the site's own process (`dpfedexp node`) clips, randomizes and charges, so that this one must not do it as well.
-
-    The setting is a random token that `dpfedexp node` draws when it starts; users do not set it.
-    """
+    """Whether the site's own process (`dpfedexp node`), which sets a random token, clips, randomizes and charges instead."""
     return re.fullmatch(r"[0-9a-f]{32}", str(context.node_config.get(ENFORCED))) is not None
 
 
@@ -111,7 +145,7 @@ def read_request(message: Message) -> tuple[NodeRequest, Layout, Tensor]:
     model = message.content.array_records.get(MODEL)
     if model is None:
         raise InputError(f"the message carries no model: its arrays must be in the record {MODEL!r}.")
-    layout = layout_of(model)
+    layout = messages.layout_of(model)
     w = to_flat(model, layout, torch.float32)
     request.mechanism.check_model(request.shape(len(w))[1])
     return request, layout, w
@@ -145,8 +179,8 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         return refusal(message, "the mechanism can't be computed with these numbers.")
     try:
         if control is not None:
-            correction = to_arrays(control - _own_control(context, len(w)), layout)
-            message.content = RecordDict({**message.content, CORRECTION: correction})
+            correction = messages.to_arrays(control - _own_control(context, len(w)), layout)
+            message.content = RecordDict({**message.content, messages.CORRECTION: correction})
         trained = call_next(message, context)
         update = _update(trained, request, layout, w)
         if control is not None and request.tau_eta_l is not None:
@@ -173,8 +207,8 @@ def _update(trained: Message, request: NodeRequest, layout: Layout, w: Tensor) -
     if trained.has_error():
         raise RuntimeError(trained.error.reason or "the app returned an error")
     records = trained.content.array_records
-    if messages.ROWS in records:
-        rows, right = records[messages.ROWS]["rows"].numpy(), request.shape(len(w))
+    if ROWS in records:
+        rows, right = records[ROWS]["rows"].numpy(), request.shape(len(w))
         require(rows.shape == right, f"the app returned rows of shape {rows.shape}; they must have {right}.")
         return torch.from_numpy(rows.astype(np.float32))
     require(
@@ -190,7 +224,7 @@ def read_ballots(trained: Message, request: NodeRequest) -> Tensor | None:
     asked = client_votes(request.mechanism.votes)
     if not asked:
         return None
-    record = trained.content.metric_records.get(messages.BALLOTS) or MetricRecord()
+    record = trained.content.metric_records.get(BALLOTS) or MetricRecord()
     values = torch.full((request.size, len(asked)), math.nan, dtype=torch.float64)
     for column, vote in zip(values.unbind(1), asked, strict=True):
         given = record.get(vote.name)
@@ -204,12 +238,12 @@ def _control(message: Message, request: NodeRequest, layout: Layout) -> Tensor |
     """With SCAFFOLD, the server's control variate c; the app gets the record `correction` = c − c_i, to add to every gradient."""
     if request.tau_eta_l is None:
         return None
-    record = message.content.array_records.get(messages.CONTROL)
+    record = message.content.array_records.get(CONTROL)
     if record is None:
-        raise InputError(f"the message carries no control variate: SCAFFOLD needs the record {messages.CONTROL!r}.")
+        raise InputError(f"the message carries no control variate: SCAFFOLD needs the record {CONTROL!r}.")
     control = to_flat(record, layout, torch.float32)
     finite = bool(control.isfinite().all())
-    require(finite, f"the control variate in the record {messages.CONTROL!r} is not finite.")
+    require(finite, f"the control variate in the record {CONTROL!r} is not finite.")
     return control
 
 
@@ -234,6 +268,193 @@ def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: T
     context.state[_OWN_CONTROL] = ArrayRecord({"c_i": Array(own.numpy())})
 
 
+def masked_content(report: Report, request: NodeRequest, sender: Sender) -> RecordDict:
+    """One client's row under a mask, and the seed of the mask under the helper's key, as the whole content of its reply."""
+    mechanism = request.mechanism
+    if not isinstance(mechanism, TwoPartyGaussian):
+        raise InputError(f"mechanism {mechanism.kind!r} has no helper.")
+    row = to_words(mechanism.units(report)[0])
+    sent = mask_row(row, messages.round_of(request, len(row), sender.run), sender.node, sender.helper_key)
+    return messages.reply_of(np.ascontiguousarray(sent.words, dtype="<u8"), request, seed=sent.sealed)
+
+
+def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> Message | None:
+    """The reply to a message for a helper, None for any other message; the node's own SuperNode says the run's name."""
+    record = message.content.config_records.get(HELPER)
+    if record is None:
+        return None
+    try:
+        file = HelperFile.of_node(node_config)
+        if file is None:
+            return refusal(message, "this node is no helper.")
+        helper = file.helper()
+        if record.get("asks") == "who":
+            return Message(RecordDict({HELPER: ConfigRecord({"key": helper.key.public})}), reply_to=message)
+        answer = helper.answer(*_asked(record, run))
+        words = ArrayRecord({"vector": messages.as_array(np.ascontiguousarray(answer.words, dtype="<u8"))})
+        fields = ConfigRecord({"nonce": str(record["nonce"]), "digest": answer.digest})
+        return Message(RecordDict({REPORT: words, HELPER: fields}), reply_to=message)
+    except BadSeeds as reason:
+        _log.warning("this helper refused a request: %s", reason)
+        return Message(RecordDict({HELPER: ConfigRecord({"closed": reason.nodes})}), reply_to=message)
+    except InputError as reason:
+        _log.warning("this helper refused a request: %s", reason)
+        return refusal(message, getattr(reason, "shown", str(reason)))
+    except Exception as error:
+        _log.error("this helper failed", exc_info=error)
+        return refusal(message, "the helper failed; see its log.")
+
+
+def _asked(record: ConfigRecord, run: str) -> tuple[RoundBinding, list[tuple[int, bytes]]]:
+    """The round and its clients' seeds, of a message that may hold anything."""
+    values: dict[str, Any] = dict(record)
+    kinds = {"round": int, "nonce": str, "columns": int, "clip": float, "mechanism": str, "nodes": list, "seeds": list}
+    for name, kind in kinds.items():
+        if not isinstance(values.get(name), kind):
+            raise InputError(f"the request to the helper has no {name}, or one of another kind.")
+    nodes, seeds = values["nodes"], values["seeds"]
+    right = len(nodes) == len(seeds) and all(isinstance(seed, bytes) for seed in seeds)
+    if not right or not all(isinstance(node, int) and 0 <= node < 2**64 for node in nodes):
+        raise InputError("the request to the helper must name a client for every seed.")
+    round_ = RoundBinding(run, values["round"], values["nonce"], values["columns"], values["clip"], values["mechanism"])
+    return round_, list(zip(nodes, seeds, strict=True))
+
+
+def fresh_streams() -> Streams:
+    """Unpredictable random streams for one message."""
+    return Streams(secrets.randbits(62))
+
+
+@checked
+def answer(
+    message: Message,
+    context: Context,
+    model: nn.Module,
+    clients: Clients | tuple[Tensor, Tensor],
+    *,
+    local: LocalOptimizer | None = None,
+    loss: str | Loss | None = None,
+) -> Message:
+    """A client's whole answer to a server's message: an update, a vote, or an evaluation of the model.
+
+    Return it from the app's train function; `private_training` clips it, adds what the mechanism asks for, and sends it. With an
+    automatic rate, a client whose loss rose in its local steps sends a zero update.
+
+    Args:
+        message: the server's.
+        context: Flower's, for the run's configuration.
+        model: a module of the server's layout, on the device to train on; its parameters are replaced by the server's.
+        clients: the client's (inputs, targets); a `Federation` of all of the node's clients where it has many.
+        local: the clients' optimizer; by default the configuration's.
+        loss: a name, or a function (outputs, targets) → one loss per example; by default the usual one for the targets.
+    """
+    request = NodeRequest.from_message(message)
+    optimizer = local_from(context.run_config) if local is None else local
+    asked, layout = torch.tensor(request.clients or (0,)), Layout.of(model)
+    w = to_flat(message.content.array_records[MODEL], layout, torch.float32)
+    layout.write(model, w)
+    held: Clients | None = None
+    if not isinstance(clients, tuple):
+        held = clients
+    elif len(clients[1]):
+        held = Federation.from_clients([clients])
+    measured = str(context.run_config.get("federation.evaluate", ""))
+    metrics = ClientMetrics.parse(measured) if measured else None
+    share = float(context.run_config.get("federation.held_out", 0.0))
+    measured_on = held
+    if held is not None and share:
+        require(isinstance(held, Federation), "federation.held_out needs the node's rows, or a Federation of them.")
+        held, measured_on = cast(Federation, held).hold_out(share)
+    require(
+        held is None or int(asked.max()) < len(held),
+        f"the server asks for client {int(asked.max())}, but this node has {0 if held is None else len(held)}; "
+        "clients_per_node is the same number on the server and in the node's configuration.",
+    )
+    used = measured_on if request.purpose == EVALUATION else held
+    if held is None or used is None or int(used.sizes[asked].sum()) == 0:
+        rows, ballots = torch.zeros(request.shape(len(w))), None
+    else:
+        simulation = _simulation(model, held, optimizer, loss, alone=not request.clients)
+        if request.purpose == EVALUATION or (metrics is not None and request.round <= 1):
+            # Before rounds are paid for, a configuration that does not fit the model is found.
+            simulation = _measuring(simulation, metrics, used)
+        rows, ballots = _answered(simulation, _question(message, request, layout, w, optimizer), asked)
+    content = RecordDict({ROWS: ArrayRecord({"rows": messages.as_array(rows.numpy())})})
+    if ballots is not None:
+        content[BALLOTS] = MetricRecord({IMPROVED.name: ballots.tolist()})
+    return Message(content, reply_to=message)
+
+
+def _simulation(
+    model: nn.Module, clients: Clients, local: LocalOptimizer, loss: str | Loss | None, *, alone: bool
+) -> Simulation:
+    """A simulation of the node's clients; several clients are isolated as in a secure run."""
+    # Here, because an app's process is new for every message, and one client's training needs less of the library.
+    from dpfedexp.algorithms import fedavg
+    from dpfedexp.algorithms.round import Full
+    from dpfedexp.engine.simulated import Simulation, ballots_of
+
+    if not alone:
+        from dpfedexp.engine.prepare import prepare
+
+        engine, _ = prepare(model, clients, fedavg(), local=local, rounds=1, loss=loss, isolated=True)
+        return cast(Simulation, engine.cohort)
+    _, targets = one_row(clients)
+    device = next(iter(model.parameters())).device
+    task = Task(model, Layout.of(model), resolve(loss, targets), local, clients, device)
+    check_task(task)
+    streams = fresh_streams()
+    trained = replace(task, local=local.at(PRIOR_RATE), has_client_rates=True) if local.automatic else task
+    return Simulation(task, Loop(trained, streams), Full(), streams, 1, ballots=ballots_of(task))
+
+
+def _measuring(simulation: Simulation, metrics: ClientMetrics | None, rows: Clients) -> Simulation:
+    """The same clients, prepared to measure the model on these rows."""
+    from dpfedexp.engine.prepare import scores_of
+
+    if metrics is None:
+        raise InputError("the server asks for an evaluation, and federation.evaluate is empty.")
+    task = simulation.task
+    scores = scores_of(task, rows, simulation.trainer, simulation.streams, simulation.unit)
+    require(
+        scores.metrics == metrics,
+        f'federation.evaluate is "{metrics}", and the model and its loss are for "{scores.metrics}".',
+    )
+    return replace(simulation, scores=scores)
+
+
+def _question(message: Message, request: NodeRequest, layout: Layout, w: Tensor, local: LocalOptimizer) -> Request:
+    """The request to the simulation of the node's clients."""
+    correction = message.content.array_records.get(messages.CORRECTION)
+    pull = None if correction is None else to_flat(correction, layout, torch.float32)
+    controls = None if pull is None else torch.zeros(1, len(w))
+    memory = {}
+    if local.automatic:
+        require(
+            request.local_rate is not None or request.purpose == RATE,
+            "local lr is 'auto', and the server's request names no rate; set lr = \"auto\" in the run's configuration too.",
+        )
+        memory = {LOCAL_RATE: torch.tensor(request.local_rate or 0.0, dtype=torch.float64)}
+        if request.purpose == SCALE:
+            anchor = message.content.array_records.get(messages.ANCHOR_MODEL)
+            if anchor is None:
+                raise InputError("the server asks for a vote on the rate's scale, and sends no anchor.")
+            memory[ANCHOR] = to_flat(anchor, layout, torch.float32)
+    state = State(max(0, request.round - 1), w, (w,), request.mechanism.clip, {}, pull, controls, memory)
+    return Request(request.purpose, request.round, state, request.mechanism, shake=request.shake)
+
+
+def _answered(simulation: Simulation, question: Request, asked: Tensor) -> tuple[Tensor, Tensor | None]:
+    w = question.state.w.to(simulation.task.device)
+    rows, ballots = [], []
+    for chunk in asked.split(simulation.chunk_size):
+        found = simulation.rows(question, w, chunk)
+        rows.append(found[: len(chunk)].cpu())
+        if simulation.ballots is not None and question.purpose == UPDATE:
+            ballots.append(simulation.ballots(question, chunk, found)[:, 0].cpu())
+    return torch.cat(rows), torch.cat(ballots) if ballots else None
+
+
 @dataclass(frozen=True)
 class AnnouncedLimits:
     """The limits that a run announces: its mechanism, number of rounds and clients per node.
@@ -242,8 +463,7 @@ class AnnouncedLimits:
     request where that has no sections of this library's. Later requests may not be of another kind of mechanism, cost more, clip at
     a larger radius (unless the clip is adaptive), ask for more clients of a node, or be more than the announced number of
     rounds: a repeated round is charged again. Updates without clip and noise leave the node only if the configuration itself
-        announces an algorithm without privacy. Kept in `context.state`, it binds one run; messages that come at once are counted
-        once.
+    announces an algorithm without privacy. Kept in `context.state`, it binds one run; messages that come at once are counted once.
     """
 
     mechanism: Mechanism
@@ -256,13 +476,7 @@ class AnnouncedLimits:
     @staticmethod
     def of_run(run_config: Mapping[str, Any], dimension: int) -> AnnouncedLimits | None:
         """The limits that the configuration announces; None for a configuration without sections of this library."""
-        try:
-            made = configured_run(tuple(run_config.items()), dimension)
-        except InputError:
-            return None
-        return AnnouncedLimits(
-            made.mechanism, made.rounds, made.clients_per_node, made.probe, made.evaluation, made.evaluations
-        )
+        return _announced(tuple(run_config.items()), dimension)
 
     @staticmethod
     def of_request(request: NodeRequest) -> AnnouncedLimits:
@@ -310,6 +524,23 @@ class AnnouncedLimits:
             raise Refused(f"clip {clip:g} is above the {most:g} that this run announced.")
 
 
+@lru_cache(maxsize=16)
+def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> AnnouncedLimits | None:
+    """Calibrating the noise of a sampled round takes seconds, and in Flower's simulation one process is many nodes."""
+    try:
+        federation, settings = read_settings(dict(run_config))
+        algorithm, participation = settings.build_algorithm(), settings.build_participation()
+        rounds = federation.rounds
+        if rounds == "auto":
+            rounds = rounds_for(algorithm, dimension, federation.clients, participation)
+        many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
+        whole = (dimension, federation.clients, participation, rounds, algorithm.private)
+        mechanism, probe, evaluation = bind(algorithm, settings.build_local(), *whole, extras=Extras(many))
+    except InputError:
+        return None
+    return AnnouncedLimits(mechanism, rounds, federation.clients_per_node, probe, evaluation, many)
+
+
 def admit_announced(request: NodeRequest, context: Context, dimension: int) -> None:
     """Returns when the request is within what its run announced, and counts the answer; raises `Refused` otherwise."""
     # By run: Flower hands the state of one run to the next of the same series.
@@ -320,9 +551,8 @@ def admit_announced(request: NodeRequest, context: Context, dimension: int) -> N
     # Flower fixes a run's configuration when the run is created.
     announcement = AnnouncedLimits.of_run(context.run_config, dimension)
     if announcement is None and kept:
-        announcement = AnnouncedLimits(
-            with_secure_noise(decode(kept["mechanism"])), kept["rounds"], kept["clients_per_node"]
-        )
+        mechanism = with_secure_noise(decode(kept["mechanism"]))
+        announcement = AnnouncedLimits(mechanism, kept["rounds"], kept["clients_per_node"])
     announcement = announcement or AnnouncedLimits.of_request(request)
     update = request.purpose == UPDATE
     allowed = announcement.answers(request.purpose)
@@ -343,10 +573,10 @@ def admit_announced(request: NodeRequest, context: Context, dimension: int) -> N
             total([node_charge(announcement.mechanism, announcement.clients_per_node)], _DELTA),
             _DELTA,
         )
-    mechanism = encode(announcement.mechanism)
-    rest: dict[str, Any] = {
+    said: dict[str, Any] = {
+        "mechanism": encode(announcement.mechanism),
         "rounds": announcement.rounds,
-        "clients_per_node": announcement.clients_per_node,
         "dimension": dimension,
     }
-    context.state[name] = ConfigRecord({**kept, "mechanism": mechanism, **rest, counter: answers + 1})
+    said |= {"clients_per_node": announcement.clients_per_node, counter: answers + 1}
+    context.state[name] = ConfigRecord({**kept, **said})

@@ -28,20 +28,8 @@ from dpfedexp.core.noise import Noise, Words
 from dpfedexp.core.sums import Sums
 from dpfedexp.engine.engine import ANCHOR, Answer, Cohort, Request
 from dpfedexp.errors import InputError, RoundFailed, require
-from dpfedexp.flower.helper import HELPER, round_of
-from dpfedexp.flower.messages import (
-    ANCHOR_MODEL,
-    CONTROL,
-    MODEL,
-    REFUSAL,
-    REPORT,
-    REQUEST,
-    NodeRequest,
-    read_parts,
-    read_sums,
-    strict_array,
-    to_arrays,
-)
+from dpfedexp.flower import messages as wire
+from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.mechanisms.aggregation import SEALED_BYTES, MaskedRow, RoundBinding, server_release, set_digest
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
@@ -94,7 +82,6 @@ class Participants:
         """
         enough, begun = max(1, math.ceil(self.min_reply_fraction * self.count)), self._begun
         wanted, self._begun = enough if begun else self.count, True
-
         replace_missing_nodes = self.replace_missing_nodes and not begun
 
         def participants(connected: Sequence[int]) -> tuple[int, ...]:
@@ -127,9 +114,8 @@ def participants_after(connected: Sequence[int], bound: tuple[int, ...], count: 
     A participant stays one whether or not it is connected now, so that a node that comes later never changes what another
     contributes. Where there are fewer than `count`, the connected nodes with the lowest ids join.
 
-    Flower gives an id to a key. A SuperNode with a key of its own (`--auth-supernode-private-key`) has the same id after any
-    restart; without one it draws a new key, and with it gets a new id, whenever it starts. It is then another node,
-    and the old one stays missing until the run is resumed with `replace_missing_nodes`.
+    A SuperNode with a key of its own has the same id after any restart. Without one it is another node after a restart, and the
+    old one stays missing until the run is resumed with `replace_missing_nodes`.
     """
     free = [node for node in sorted(connected) if node not in bound]
     return (*bound, *free[: max(0, count - len(bound))])
@@ -270,9 +256,9 @@ def read_replies(
 def reason_of(reply: Message) -> str:
     """Only this library's own refusals are shown: any other text could hold something about the client's data."""
     reason = (reply.error.reason or "") if reply.has_error() else ""
-    if not reason.startswith(REFUSAL):
+    if not reason.startswith(wire.REFUSAL):
         return "it is an error"
-    return "".join(c for c in reason.removeprefix(REFUSAL) if c.isprintable())[:300]
+    return "".join(c for c in reason.removeprefix(wire.REFUSAL) if c.isprintable())[:300]
 
 
 @dataclass
@@ -320,14 +306,13 @@ class FlowerCohort(Cohort):
         )
 
     def answer(self, request: Request) -> Answer:
-        sent = self._requests(request, self.grid)
+        sent, mechanism, width = self._requests(request, self.grid), request.mechanism, self._width(request)
         replies = exchange(self.grid, self._messages(request, sent), self.timeout)
-        mechanism, width = request.mechanism, self._width(request)
         sums = Sums.zero(width, votes=len(mechanism.votes))
 
         def add(reply: Message, one: NodeRequest) -> None:
             nonlocal sums
-            sums = sums.take(read_sums(reply, one, width))
+            sums = sums.take(wire.read_sums(reply, one, width))
 
         _, refused = read_replies(replies, sent, add, name_nodes=mechanism.counts_are_public(self.sampling))
         counts = ReplyCounts(sum(one.size for one in sent.values()), sums.count, refused)
@@ -364,12 +349,12 @@ class FlowerCohort(Cohort):
 
     def _messages(self, request: Request, sent: Mapping[int, NodeRequest]) -> list[Message]:
         state = request.state
-        records: dict[str, Any] = {MODEL: to_arrays(state.w, self.layout), "config": self.config}
+        records: dict[str, Any] = {wire.MODEL: wire.to_arrays(state.w, self.layout), "config": self.config}
         if state.control is not None:
-            records[CONTROL] = to_arrays(state.control, self.layout)
+            records[wire.CONTROL] = wire.to_arrays(state.control, self.layout)
         if request.purpose == SCALE:
-            records[ANCHOR_MODEL] = to_arrays(state.memory[ANCHOR], self.layout)
-        contents = {node: RecordDict({**records, REQUEST: one.to_record()}) for node, one in sent.items()}
+            records[wire.ANCHOR_MODEL] = wire.to_arrays(state.memory[ANCHOR], self.layout)
+        contents = {node: RecordDict({**records, wire.REQUEST: one.to_record()}) for node, one in sent.items()}
         group = str(request.round)
         return [Message(one, node, "train", group_id=group, ttl=self.timeout) for node, one in contents.items()]
 
@@ -384,9 +369,8 @@ class FlowerCohort(Cohort):
         why = f"{counts.valid} of {of} clients answered well, and at least {needed} must (min_reply_fraction)"
         if not request.mechanism.counts_are_public(self.sampling):
             why = f"fewer than {self.min_reply_fraction:.0%} of the clients that were asked answered well"
-        cost = (
-            "It was charged before it was sent." if request.mechanism.is_local else "Nothing was released or charged."
-        )
+        local = request.mechanism.is_local
+        cost = "It was charged before it was sent." if local else "Nothing was released or charged."
         raise RoundFailed(f"{_named(request)} failed: {why}. {cost} Resume to try it again.")
 
     def _needed(self, asked: int) -> tuple[int, int]:
@@ -435,7 +419,7 @@ class TwoPartyCohort(FlowerCohort):
         def release(denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
             if not sent:
                 raise RoundFailed(f"{_named(request)} failed: no client was drawn. It was charged.")
-            round_ = round_of(next(iter(sent.values())), columns, run)
+            round_ = wire.round_of(next(iter(sent.values())), columns, run)
             left, answer = self._ask_helper(request, round_, received, self._needed(len(sent))[1])
             if shown:
                 shown.update(replace(counts, valid=len(left), refused=refused + len(received) - len(left)).shown())
@@ -452,11 +436,11 @@ class TwoPartyCohort(FlowerCohort):
         deadline, answered = time.monotonic() + self.participants.timeout, set(self.participants.allowed or ())
         while True:
             new = [node for node in sorted(self.grid.get_node_ids()) if node not in answered]
-            record = RecordDict({HELPER: ConfigRecord({"asks": "who"})})
+            record = RecordDict({wire.HELPER: ConfigRecord({"asks": "who"})})
             seconds = max(1.0, min(60.0, deadline - time.monotonic()))
             replies = exchange(self.grid, [Message(record, node, "train", ttl=seconds) for node in new], seconds)
             answered |= {reply.metadata.src_node_id for reply in replies}
-            found = sorted(r.metadata.src_node_id for r in replies if not r.has_error() and HELPER in r.content)
+            found = sorted(r.metadata.src_node_id for r in replies if not r.has_error() and wire.HELPER in r.content)
             if found:
                 _log.info("Node %d is the helper", found[0])
                 return int(found[0])
@@ -474,7 +458,7 @@ class TwoPartyCohort(FlowerCohort):
         while True:
             seeds = [(node, one.sealed) for node, one in sorted(received.items())]
             reply = self._exchange(request, round_, seeds)
-            closed = reply.content.config_records.get(HELPER, ConfigRecord()).get("closed")
+            closed = reply.content.config_records.get(wire.HELPER, ConfigRecord()).get("closed")
             if not isinstance(closed, list):
                 return received, read_answer(reply, round_, set_digest(round_, seeds))
             bad = set(closed) & set(received)
@@ -500,7 +484,7 @@ class TwoPartyCohort(FlowerCohort):
         failed = f"{_named(request)} failed: the helper"
         if self.helper is None:
             raise RoundFailed(f"{failed} is not known. It was charged.")
-        content = RecordDict({HELPER: ConfigRecord(fields)})
+        content = RecordDict({wire.HELPER: ConfigRecord(fields)})
         message = Message(content, self.helper, "train", group_id=str(request.round), ttl=self.timeout)
         replies = exchange(self.grid, [message], self.timeout)
         if not replies:
@@ -528,22 +512,22 @@ class _GridWithoutHelper:
 
 def read_masked(reply: Message, request: NodeRequest, columns: int) -> MaskedRow:
     """A client's masked row and sealed seed. Raises `InputError` with the reason if any part of the reply is not as it must be."""
-    sent, fields = read_parts(reply, request)
+    sent, fields = wire.read_parts(reply, request)
     seed = fields.get("seed")
     if not isinstance(seed, bytes) or len(seed) != SEALED_BYTES:
         raise InputError("its seed is not sealed as it must be")
-    return MaskedRow(strict_array(sent, "uint64", (columns,)).astype(np.uint64, copy=False), seed)
+    return MaskedRow(wire.strict_array(sent, "uint64", (columns,)).astype(np.uint64, copy=False), seed)
 
 
 def read_answer(reply: Message, round_: RoundBinding, digest: str) -> Words:
     """The helper's sum, if it is for this round and this set of clients."""
     try:
-        arrays, fields = reply.content.array_records.get(REPORT), reply.content.config_records.get(HELPER)
+        arrays, fields = reply.content.array_records.get(wire.REPORT), reply.content.config_records.get(wire.HELPER)
         if arrays is None or fields is None or set(arrays) != {"vector"}:
             raise InputError("it holds no sum")
         same = fields.get("nonce") == round_.nonce and fields.get("digest") == digest
         require(same, "it is for another round or another set of clients")
-        return strict_array(arrays["vector"], "uint64", (round_.columns,)).astype(np.uint64, copy=False)
+        return wire.strict_array(arrays["vector"], "uint64", (round_.columns,)).astype(np.uint64, copy=False)
     except InputError as reason:
         raise RoundFailed(
             f"round {round_.number} failed: the helper's answer can't be used: {reason}. It was charged."

@@ -18,7 +18,8 @@ The file lies beside the node, and the server and the uploaded app have no say i
     id = "ward 7"                # by which guard and ledger are known; drawn and written here at the first use where it is missing
 
 Its path comes from the node's own configuration (`--node-config 'dpfedexp-guard="…"'`) or environment (DPFEDEXP_GUARD), never from
-a message. A guard file belongs to one holder of data: SuperNodes that share it are charged as one.
+a message. A guard file belongs to one holder of data: SuperNodes that share it are charged as one. The file of a helper of
+two-party aggregation (`HelperFile`) has the same limits, and its ledger is kept in the same way.
 
 Formal guarantee: everything that was sent under this file, to whichever runs, is within `max_epsilon_total` for the replacement of
 all of the holder's data. An answer is charged before it exists, at full price, as if it had been sure to take part, and for what
@@ -40,7 +41,7 @@ import os
 import re
 import secrets
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,15 +51,19 @@ from dpfedexp.accounting import Event, Ledger
 from dpfedexp.accounting.compose import Charges, compose
 from dpfedexp.accounting.events import NonPrivateEvent
 from dpfedexp.accounting.ledger import LedgerMark, head_path
+from dpfedexp.algorithms.probe import CLIP, RATE, SCALE
+from dpfedexp.core.client_metrics import EVALUATION
+from dpfedexp.core.noise import ChaChaNoise, Noise
 from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
-from dpfedexp.errors import InputError, LedgerError, checked, nearest, require
+from dpfedexp.errors import InputError, LedgerError, checked, is_count, nearest, require
 from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.mechanisms import Mechanism
-from dpfedexp.mechanisms.aggregation import check_public
+from dpfedexp.mechanisms.aggregation import FEWEST, Helper, PrivateKey, RoundBinding, check_public
 from dpfedexp.mechanisms.registry import check_name
+from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
-NODE_KEY = "dpfedexp-guard"
-VARIABLE = "DPFEDEXP_GUARD"
+NODE_KEY, VARIABLE = "dpfedexp-guard", "DPFEDEXP_GUARD"
+HELPER_KEY, HELPER_VARIABLE = "dpfedexp-helper", "DPFEDEXP_HELPER"
 NUMBERS = ("max_epsilon_per_round", "max_epsilon_total", "delta", "max_clip")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _DRAWN = re.compile(r"[0-9a-f]{16}")
@@ -81,21 +86,13 @@ class Refused(InputError):
 
 
 def node_charge(mechanism: Mechanism, clients: int) -> tuple[Event, int]:
-    """The event that a node's answer for `clients` clients is charged with, and how often.
-
-    The node knows that it was asked, so sampling amplifies nothing for it, and the data of every one of its clients may be
-    replaced.
-    """
+    """The event that a node's answer for `clients` clients is charged with, and how often; the node knows that it was asked."""
     require(clients >= 1, f"the number of clients is {clients}; it must be a positive whole number.")
     return mechanism.client_event().for_clients(clients)
 
 
 def total(charges: Charges, delta: float) -> float:
-    """ε of everything that a node answered, against an observer of all of it.
-
-    What a round of one setting promises against its own observers holds against this one too, who sees nothing else of it. So
-    rounds of several settings compose as those of one do.
-    """
+    """ε of everything that a node answered, against an observer of all of it; rounds of all settings compose as local ones."""
 
     def observed(event: Event) -> Event:
         return event if isinstance(event, NonPrivateEvent) else replace(event.unsampled(), setting="local")
@@ -104,13 +101,9 @@ def total(charges: Charges, delta: float) -> float:
 
 
 def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The settings of a file but its id, with the limits that every such file has checked, and `mechanisms` as a tuple.
+    """The settings of a guard's or a helper's file but its id, with the limits that every such file has checked.
 
-    Args:
-        path: the file.
-        what: whose it is, for sentences: "guard" or "helper".
-        needed: settings that it must have beside the limits.
-        optional: settings that it may have.
+    Beside the limits it must have the settings `needed`, and may have those in `optional`.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -136,6 +129,15 @@ def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: t
     good = isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100
     require(good, f"{what}: id is {name!r}; it must be a name of 1 to 100 characters that no other {what} has.")
     return {**values, "mechanisms": tuple(values["mechanisms"])}
+
+
+def _file_of(node_config: Mapping[str, Any], environment: Mapping[str, str], variable: str, key: str) -> Path | None:
+    """The file that the operator has named, None where there is none."""
+    # The environment first: a node's configuration reaches the app in an object that the app can write to.
+    path = environment.get(variable, node_config.get(key))
+    named = path is None or str(path).strip()
+    require(bool(named), f"{variable} or {key} is empty; it must name a file, or not be set.")
+    return None if path is None else Path(str(path)).expanduser()
 
 
 @dataclass(frozen=True)
@@ -210,14 +212,8 @@ class Guard(Limits):
     @checked
     def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Guard | None:
         """The guard that the operator has set for this node, None if there is none."""
-        # The environment first: a node's configuration reaches the app in an object that the app can write to.
-        path = environment.get(VARIABLE, node_config.get(NODE_KEY))
-        if path is None:
-            return None
-        require(
-            bool(str(path).strip()), f"{VARIABLE} or {NODE_KEY} is empty; it must name the guard file, or not be set."
-        )
-        return Guard.load(Path(str(path)).expanduser())
+        path = _file_of(node_config, environment, VARIABLE, NODE_KEY)
+        return None if path is None else Guard.load(path)
 
     @staticmethod
     def load(path: Path | str) -> Guard:
@@ -228,10 +224,8 @@ class Guard(Limits):
             values["helper_key"] = check_public(values["helper_key"], "guard: helper_key")
         apps = values.get("apps", [])
         good = isinstance(apps, list) and all(isinstance(a, str) and _HASH.fullmatch(a) for a in apps)
-        require(
-            good,
-            "guard: apps must be a list of hashes of 64 hexadecimal digits, as `dpfedexp flower hash` prints them.",
-        )
+        hashes = "a list of hashes of 64 hexadecimal digits, as `dpfedexp flower hash` prints them"
+        require(good, f"guard: apps must be {hashes}.")
         overrides = values.get("overrides")
         require(
             overrides is None or (isinstance(overrides, list) and all(isinstance(name, str) for name in overrides)),
@@ -245,13 +239,8 @@ class Guard(Limits):
     def admit(self, request: NodeRequest, *, run: str = "", app: str = "", charge: bool = True) -> None:
         """Returns when the answer is within every limit and charged on disk; raises `Refused` otherwise.
 
-        The limit per round is for all answers to one round of one run, whichever of the node's clients they were asked for.
-
-        Args:
-            request: what the server asks for.
-            run: Flower's id of the run.
-            app: the hash of the app that trains, for the ledger's line.
-            charge: False only looks whether it would be admitted.
+        The limit per round is for all answers to one round of one run, whichever of the node's clients they were asked for. The
+        ledger's line has Flower's id of the run and the app's hash. `charge=False` only looks whether it would be admitted.
         """
         self.check_mechanism(request.mechanism)
         event, count = node_charge(request.mechanism, request.size)
@@ -267,21 +256,79 @@ class Guard(Limits):
                 ledger.charge(request.round, event, run=run, note={"time": now(), "app": app})
 
 
+@dataclass(frozen=True)
+class HelperFile(Limits):
+    """The limits of a helper of two-party aggregation.
+
+    Formal guarantee: all answers under this file together are within `max_epsilon_total` for every client, whichever runs asked and
+    whichever of them the client was in.
+    """
+
+    private_key: Path
+    min_clients: int
+    max_columns: int = 100_000_000
+
+    whose: ClassVar[str] = "helper"
+
+    @staticmethod
+    def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> HelperFile | None:
+        """The file of a node that is a helper, None on any other node."""
+        path = _file_of(node_config, environment, HELPER_VARIABLE, HELPER_KEY)
+        return None if path is None else HelperFile.load(path)
+
+    @staticmethod
+    def load(path: Path | str) -> HelperFile:
+        """The limits in a helper's file; a sentence if it can't be read or does not state all of them."""
+        path = Path(path)
+        values = read_limits(path, "helper", ("private_key", "min_clients"), ("max_columns",))
+        fewest = values["min_clients"]
+        require(
+            is_count(fewest) and fewest >= FEWEST,
+            f"helper: min_clients is {fewest!r}; it must be a whole number of at least {FEWEST}.",
+        )
+        longest = values.get("max_columns", 1)
+        require(is_count(longest), f"helper: max_columns is {longest!r}; it must be a positive whole number.")
+        require(isinstance(values["private_key"], str), "helper: private_key must be the name of a file.")
+        values["private_key"] = path.parent / Path(values["private_key"]).expanduser()
+        return HelperFile(path, **values)
+
+    def helper(self, noise: Callable[[], Noise] = ChaChaNoise) -> Helper:
+        """The helper with this file's key, limits and ledger."""
+        return Helper(PrivateKey.load(self.private_key), self.min_clients, self.admit, noise)
+
+    def admit(self, round_: RoundBinding, mechanism: TwoPartyGaussian) -> None:
+        """Returns when the answer is the first to its round and nonce, within every limit, and charged on disk."""
+        self.check_mechanism(mechanism)
+        question = mechanism.question
+        if question not in ((RATE, CLIP) if round_.number == 0 else ("", EVALUATION, SCALE)):
+            raise Refused("only a vote on the local rate or on the first clip comes before the first round.")
+        if round_.columns > self.max_columns:
+            raise Refused(f"a row has {round_.columns} numbers, above this helper's max_columns of {self.max_columns}.")
+        # For a client that is in every set: the helper sees who takes part, so sampling does not amplify.
+        event = mechanism.client_event()
+        self.check_round([(event, 1)])
+        with self.open_ledger() as ledger:
+            # Votes before the first round share its number, and an evaluation has that of the round before it; each is asked once.
+            own = [(e.round, e.event.question) for e in ledger.entries if e.run == round_.run]
+            later = [n for n, asked in own if n > round_.number or (n == round_.number and question in ("", asked))]
+            if later:
+                raise Refused(
+                    f"round {round_.number} comes after an answer to round {max(later)} of the same run: every round "
+                    "is answered once, for one set of clients, and rounds go up."
+                )
+            if any(entry.noise == round_.nonce for entry in ledger.entries):
+                raise Refused("the nonce was answered before; nonces must not repeat.")
+            self.check_total([*ledger.charges(), (event, 1)])
+            ledger.charge(round_.number, event, run=round_.run, noise=round_.nonce, note={"time": now()})
+
+
 def now() -> str:
-    """For the note of a charge."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
 class GuardFiles:
-    """Where a guard's ledger lies, or would lie.
-
-    Args:
-        guard: the guard file.
-        ledger: its ledger, which need not exist.
-        id: by which both are known; None before the first use.
-        stated: whether the guard file says so itself.
-    """
+    """A guard file, its ledger, which need not exist, and the id of both, None before the first use; `stated` in the guard file."""
 
     guard: Path
     ledger: Path
@@ -431,7 +478,7 @@ def _check_marks(files: GuardFiles, ledger: Ledger) -> LedgerMark | None:
 
 def _check_place(files: GuardFiles, ledger: Ledger | None) -> None:
     """Whatever ledger was charged at this place before is this one; None stands for no ledger at all."""
-    outside = _at_place(files.ledger)
+    outside = _outside(files.ledger)
     known = _seen(outside)
     if known is not None and known.count and (ledger is None or not ledger.holds(known)):
         raise LedgerError(
@@ -449,23 +496,18 @@ def _remember(files: GuardFiles, outside: SharedAnchor, seen: LedgerMark | None,
         )
     mark = ledger.mark()
     write_mark(files.anchor, mark, 0o600)
-    for anchor in (outside, _at_place(files.ledger)):
+    for anchor in (outside, _outside(files.ledger)):
         anchor.remember(mark)
 
 
-def _outside(name: str) -> SharedAnchor:
-    """The anchor of an id, in the user's state folder."""
-    return _anchor_of(hashlib.sha256(b"dpfedexp guard\0" + name.encode()).hexdigest())
-
-
-def _at_place(path: Path) -> SharedAnchor:
-    """The anchor of the place where a ledger lies."""
-    return _anchor_of(hashlib.sha256(b"dpfedexp ledger at\0" + os.fsencode(path.resolve())).hexdigest())
-
-
-def _anchor_of(name: str) -> SharedAnchor:
+def _outside(name: str | Path) -> SharedAnchor:
+    """The anchor of an id, or of the place where a ledger lies, in the user's state folder."""
+    if isinstance(name, Path):
+        known = b"dpfedexp ledger at\0" + os.fsencode(name.resolve())
+    else:
+        known = b"dpfedexp guard\0" + name.encode()
     try:
-        return SharedAnchor.of(name)
+        return SharedAnchor.of(hashlib.sha256(known).hexdigest())
     except (InputError, RuntimeError) as error:
         raise LedgerError(str(error)) from None
 

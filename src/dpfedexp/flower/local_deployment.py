@@ -22,9 +22,8 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -93,10 +92,7 @@ class Deployment:
         self.folder, self.nodes, self.tls = Path(folder).resolve(), nodes, tls
         self.node_config, self.of_node = dict(node_config or {}), dict(of_node or {})
         self.enforce, self.apps, self.host = enforce, list(apps), host
-        require(
-            not enforce or _GUARD in self.node_config,
-            "nodes that enforce need a guard file.",
-        )
+        require(not enforce or _GUARD in self.node_config, "nodes that enforce need a guard file.")
         self.mark = uuid.uuid4().hex
         self.home = self.folder / "flwr-home"
         self.exports = {"FLWR_HOME": str(self.home), **QUIET}
@@ -262,9 +258,8 @@ def running(deployment: Deployment) -> Iterator[None]:
         try:
             try_lock(state.fileno())
         except BlockingIOError:
-            raise InputError(
-                "the nodes of this folder are up already; stop them with `dpfedexp flower down`."
-            ) from None
+            already = "the nodes of this folder are up already; stop them with `dpfedexp flower down`."
+            raise InputError(already) from None
         _stop_leftovers(state.name)
         with deployment:
             state.truncate(0)
@@ -330,8 +325,7 @@ def marked(mark: str, name: str = _MARK) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
-@dataclass(frozen=True)
-class Certificates:
+class Certificates(NamedTuple):
     """An authority of this deployment's own, and a server certificate for loopback that it signed."""
 
     authority: Path

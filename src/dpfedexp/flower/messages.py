@@ -24,13 +24,12 @@ from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms.probe import CLIP, RATE, SCALE, UPDATE, bin_count
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import row_norms
-from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.modules import Layout
-from dpfedexp.core.noise import ChaChaNoise, Noise
 from dpfedexp.core.sums import MAX_SHARE, Sums
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms import Mechanism, Report
-from dpfedexp.mechanisms.base import with_secure_noise as with_secure_noise
+from dpfedexp.mechanisms.aggregation import RoundBinding
+from dpfedexp.mechanisms.base import with_secure_noise
 from dpfedexp.mechanisms.serialization import decode, encode
 
 MODEL, CONTROL, ANCHOR_MODEL = "arrays", "dpfedexp.control", "dpfedexp.anchor"
@@ -38,6 +37,7 @@ REQUEST = "dpfedexp"
 REPORT = "dpfedexp.report"
 ROWS = "updates"
 BALLOTS = "dpfedexp.votes"
+HELPER = "dpfedexp.helper"
 CORRECTION = "correction"
 TAU_ETA_L = "tau_eta_l"
 """Record names: the model, SCAFFOLD's control variate, the request, the report, and what an app returns to its node: a row for
@@ -46,6 +46,8 @@ REFUSAL = "dpfedexp: "
 """How the texts begin that this library puts into an error reply; the server shows no others."""
 FAILED_PRECONDITION = 6
 """Flower's error code MOD_FAILED_PRECONDITION."""
+_WHOLE, _NUMBERS = ("round", "rounds", "clients_per_node"), (TAU_ETA_L, "local_rate", "shake")
+"""Fields of a request that are whole numbers, and those that are numbers, 0 for None."""
 
 
 def layout_of(arrays: ArrayRecord) -> Layout:
@@ -124,11 +126,6 @@ def _header(raw: bytes) -> object:
         raise InputError("its header is wrong") from None
 
 
-def deployment_noise() -> Noise:
-    """A new, independent source of noise from the operating system."""
-    return ChaChaNoise()
-
-
 @dataclass(frozen=True)
 class NodeRequest:
     """The server's request to one node.
@@ -165,21 +162,11 @@ class NodeRequest:
         return self.size, bin_count(self.purpose) or dimension
 
     def to_record(self) -> ConfigRecord:
+        same = {name: getattr(self, name) for name in (*_WHOLE, "nonce", "purpose")}
+        numbers = {name: float(getattr(self, name) or 0.0) for name in _NUMBERS}
+        sampling = {"sampling": self.sampling.kind, "rate": float(self.sampling.rate)}
         return ConfigRecord(
-            {
-                "round": self.round,
-                "nonce": self.nonce,
-                "mechanism": encode(self.mechanism),
-                "sampling": self.sampling.kind,
-                "rate": float(self.sampling.rate),
-                "clients": list(self.clients),
-                TAU_ETA_L: 0.0 if self.tau_eta_l is None else float(self.tau_eta_l),
-                "rounds": self.rounds,
-                "clients_per_node": self.clients_per_node,
-                "purpose": self.purpose,
-                "local_rate": float(self.local_rate or 0.0),
-                "shake": float(self.shake),
-            }
+            {**same, **numbers, **sampling, "mechanism": encode(self.mechanism), "clients": list(self.clients)}
         )
 
     @staticmethod
@@ -189,35 +176,19 @@ class NodeRequest:
         if record is None:
             raise InputError("the message carries no dpfedexp request; the server must use the DpFedExp strategy.")
         values: dict[str, Any] = dict(record)
-        kinds = {
-            "nonce": str,
-            "mechanism": str,
-            "sampling": str,
-            "rate": float,
-            TAU_ETA_L: float,
-            "purpose": str,
-            "local_rate": float,
-            "shake": float,
-        }
-        for name, kind in kinds.items():
-            require(isinstance(values.get(name), kind), f"the request's {name} is {values.get(name)!r}.")
-        purpose, rate, shake = values["purpose"], values["local_rate"], values["shake"]
-        require(
-            purpose in (UPDATE, RATE, CLIP, SCALE, EVALUATION),
-            f"the request's purpose is {purpose!r}, which does not exist.",
-        )
-        require(0 <= rate < math.inf, f"the request's local_rate is {rate!r}; it must be finite and zero or more.")
-        require(0 <= shake < math.inf, f"the request's shake is {shake!r}; it must be finite and zero or more.")
-        for name in ("round", "rounds", "clients_per_node"):
+        for name in ("nonce", "mechanism", "sampling", "purpose"):
+            require(isinstance(values.get(name), str), f"the request's {name} is {values.get(name)!r}.")
+        for name in ("rate", *_NUMBERS):
             number = values.get(name)
-            least = int(name != "round" or purpose not in (RATE, CLIP))
+            good = isinstance(number, float) and 0 <= number < math.inf
+            require(good, f"the request's {name} is {number!r}; it must be finite and zero or more.")
+        purpose, tau_eta_l, clients = values["purpose"], values[TAU_ETA_L], values.get("clients")
+        known = (UPDATE, RATE, CLIP, SCALE, EVALUATION)
+        require(purpose in known, f"the request's purpose is {purpose!r}, which does not exist.")
+        for name in _WHOLE:
+            number, least = values.get(name), int(name != "round" or purpose not in (RATE, CLIP))
             whole = isinstance(number, int) and not isinstance(number, bool) and number >= least
             require(whole, f"the request's {name} is {number!r}; it must be a positive whole number.")
-        tau_eta_l, clients = values[TAU_ETA_L], values.get("clients")
-        require(
-            0 <= tau_eta_l < math.inf,
-            f"the request's {TAU_ETA_L} is {tau_eta_l!r}; it must be finite and zero or more.",
-        )
         if not isinstance(clients, list) or not all(isinstance(c, int) and c >= 0 for c in clients):
             raise InputError(f"the request's clients is {clients!r}; it must be a list of whole numbers.")
         require(len(set(clients)) == len(clients), "the request asks for a client twice.")
@@ -234,25 +205,19 @@ class NodeRequest:
         require(purpose == UPDATE or not tau_eta_l, "SCAFFOLD's control variates are for updates alone.")
         require(purpose not in (RATE, CLIP) or values["round"] == 0, "a vote comes before the first round.")
         return NodeRequest(
-            values["round"],
-            values["nonce"],
-            mechanism,
-            Sampling(values["sampling"], values["rate"]),
-            tuple(int(c) for c in clients),
-            tau_eta_l or None,
-            values["rounds"],
-            values["clients_per_node"],
-            purpose,
-            rate or None,
-            shake,
+            **{name: values[name] for name in (*_WHOLE, "nonce", "purpose", "shake")},
+            mechanism=mechanism,
+            sampling=Sampling(values["sampling"], values["rate"]),
+            clients=tuple(clients),
+            tau_eta_l=tau_eta_l or None,
+            local_rate=values["local_rate"] or None,
         )
 
 
-def at_round(local: LocalOptimizer, message: Message | None) -> LocalOptimizer:
-    """The optimizer at the rate of the round that a message asks for; as it is where its rate stays."""
-    if local.schedule is None or message is None:
-        return local
-    return local.in_round(NodeRequest.from_message(message).round)
+def round_of(request: NodeRequest, columns: int, run: str) -> RoundBinding:
+    """What a round's seeds are bound to."""
+    mechanism = request.mechanism
+    return RoundBinding(run, request.round, request.nonce, columns, mechanism.clip, encode(mechanism))
 
 
 def refusal(message: Message, reason: str) -> Message:

@@ -68,8 +68,7 @@ def _is_held(ledger: Path) -> bool:
 
 def load_limits(path: Path) -> Limits:
     """The limits in a guard file, or in a helper's file, which names a private key."""
-    from dpfedexp.flower.guard import Guard
-    from dpfedexp.flower.helper import HelperFile
+    from dpfedexp.flower.guard import Guard, HelperFile
 
     try:
         helps = "private_key" in tomllib.loads(path.read_text(encoding="utf-8"))
@@ -79,29 +78,15 @@ def load_limits(path: Path) -> Limits:
 
 
 def guard_summary(guard: Limits, last: int = 10) -> dict[str, Any]:
-    """The limits, what was charged, and whether the ledger is one that the node would use, read without changing anything.
+    """The limits of a site or a helper, what was charged, and its newest charges, read without changing anything.
 
-    Args:
-        guard: a site's limits, or a helper's.
-        last: how many of the newest charges to list.
-
-    Returns:
-        "problem" is "" where all is well, otherwise what the node would refuse with. "id" is None before the first use.
+    "problem" is "" where all is well, otherwise what the node would refuse with. "id" is None before the first use.
     """
     from dpfedexp.flower.guard import GuardFiles, read_ledger, total
 
-    summary: dict[str, Any] = {
-        "guard": str(guard.path),
-        "id": None,
-        "max_epsilon_total": guard.max_epsilon_total,
-        "max_epsilon_per_round": guard.max_epsilon_per_round,
-        "delta": guard.delta,
-        "charges": 0,
-        "epsilon": 0.0,
-        "apps": list(getattr(guard, "apps", ())),
-        "last": [],
-        "problem": "",
-    }
+    limits = {name: getattr(guard, name) for name in ("max_epsilon_total", "max_epsilon_per_round", "delta")}
+    summary: dict[str, Any] = {"guard": str(guard.path), "id": None, **limits, "charges": 0, "epsilon": 0.0}
+    summary |= {"apps": list(getattr(guard, "apps", ())), "last": [], "problem": ""}
     try:
         files = GuardFiles.of(guard.path)
         summary["id"] = files.id

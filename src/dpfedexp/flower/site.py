@@ -43,9 +43,8 @@ from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.modules import Layout
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.access import Receive, Scope, Send, answer_nothing, check_flower, core_dumpers, peer
-from dpfedexp.flower.client import ENFORCED, read_ballots, read_request, reply_content
+from dpfedexp.flower.client import ENFORCED, Sender, helper_reply, pinned_key, read_ballots, read_request, reply_content
 from dpfedexp.flower.guard import Guard, Refused
-from dpfedexp.flower.helper import Sender, helper_reply, pinned_key
 from dpfedexp.flower.messages import MODEL, ROWS, NodeRequest, refusal, strict_array
 
 _log = logging.getLogger("flwr")
@@ -56,19 +55,8 @@ command: Any = import_module("flwr.supernode.cli.flower_supernode")
 NO_REPORT = "the app made no report on this site; see the site's log."
 _FLOATS = ("float16", "float32", "float64")
 ACQUIRE = "/v1/runtime/acquire-task"
-PULL = [
-    "state",
-    "object_store",
-    "node_config",
-    "receive",
-    "get_run",
-    "get_fab",
-    "pull_object",
-    "confirm_message_received",
-    "trusted_entities",
-]
-PUSH = ["state", "object_store", "send", "push_object"]
-SERVE = ["config", "state_factory"]
+PULL = "state object_store node_config receive get_run get_fab pull_object confirm_message_received trusted_entities"
+PUSH, SERVE = "state object_store send push_object", "config state_factory"
 """Arguments of the functions of Flower's that are replaced here."""
 
 
@@ -90,11 +78,7 @@ class AdmittedRequest:
 
 @dataclass(frozen=True)
 class Site:
-    """The decisions of one site.
-
-    Args:
-        guard: the operator's limits, with the hashes of the apps that may run.
-    """
+    """The decisions of one site: its operator's limits, with the hashes of the apps that may run."""
 
     guard: Guard
 
@@ -175,10 +159,7 @@ def _values(array: Array, shape: tuple[int, ...]) -> np.ndarray:
 class MessageGate:
     """The gate between Flower's SuperNode and the network.
 
-    Args:
-        site: what may come in and go out.
-        app_timeout: seconds that an app may take for an answer, where the request itself does not end earlier.
-        poll: seconds between two questions to the SuperLink.
+    An app may take `app_timeout` seconds, where the request does not end earlier; the SuperLink is asked every `poll` seconds.
     """
 
     site: Site
@@ -354,15 +335,10 @@ def _never() -> Any:
     raise RuntimeError("Flower tried to send what the site did not make.")
 
 
-def _start_superexec(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """In the place of `flower-superexec`, which Flower starts with `--isolation subprocess`."""
-    return subprocess.Popen([sys.executable, "-m", "dpfedexp", "superexec", *words[1:]])
-
-
 def run_node(options: Sequence[str], gate: MessageGate) -> None:
     """Flower's SuperNode with these options, behind the gate. Runs until it is stopped."""
     gate.install()
-    check_flower("node", command, {"_parse_supernode_lifespan_config": [], "_start_supernode_http_api": SERVE})
+    check_flower("node", command, {"_parse_supernode_lifespan_config": "", "_start_supernode_http_api": SERVE})
     parse = command._parse_supernode_lifespan_config
 
     def parsed() -> Any:
@@ -372,7 +348,9 @@ def run_node(options: Sequence[str], gate: MessageGate) -> None:
 
     command._parse_supernode_lifespan_config = parsed
     command._start_supernode_http_api = serve_runtime
-    flower.subprocess = SimpleNamespace(Popen=_start_superexec)
+    # In the place of `flower-superexec`, which Flower starts with `--isolation subprocess`.
+    ours = [sys.executable, "-m", "dpfedexp", "superexec"]
+    flower.subprocess = SimpleNamespace(Popen=lambda words: subprocess.Popen([*ours, *words[1:]]))
     sys.argv = ["flower-supernode", *options]
     command.flower_supernode()
 
@@ -380,12 +358,8 @@ def run_node(options: Sequence[str], gate: MessageGate) -> None:
 class RuntimeGate:
     """Flower's Runtime API, over which an app gets the model and returns what it trained, for the app's user; others get 404.
 
-    With `--isolation subprocess` that is the node's own user, with `--isolation process` a user, or another machine's address, that
-    has shown the SuperExec's secret: a token alone opens nothing. Users of the same machine are known on Linux only.
-
-    Args:
-        application: Flower's.
-        other_user: whether the app is another user's, who shows the secret; otherwise it is this process's own user's.
+    That is the node's own user, or with `other_user` (`--isolation process`) a user, or another machine's address, that has shown
+    the SuperExec's secret: a token alone opens nothing. Users of the same machine are known on Linux only.
     """
 
     def __init__(self, application: Any, other_user: bool) -> None:

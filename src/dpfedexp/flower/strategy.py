@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
-from dpfedexp.accounting import Ledger, PrivacyStatement, compose
+from dpfedexp.accounting import PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import resolve_clip
 from dpfedexp.algorithms.probe import Extras, bind, evaluation_count, evaluation_interval
 from dpfedexp.algorithms.round import FixedSize, Full, Poisson, State
 from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
-from dpfedexp.core.noise import Noise
-from dpfedexp.core.sums import VoteSpec
+from dpfedexp.core.noise import ChaChaNoise, Noise
 from dpfedexp.engine.checkpoint import ROUNDS, load
 from dpfedexp.engine.engine import ClientEvaluation, Engine
 from dpfedexp.engine.fit import rounds_for
@@ -36,8 +35,8 @@ from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.flower.access import read_nodes
 from dpfedexp.flower.app_settings import read_settings, round_timeout
 from dpfedexp.flower.cohort import FlowerCohort, Participants, TwoPartyCohort
-from dpfedexp.flower.messages import deployment_noise, layout_of, to_arrays, to_flat
-from dpfedexp.mechanisms import Mechanism, mechanism_class
+from dpfedexp.flower.messages import layout_of, to_arrays, to_flat
+from dpfedexp.mechanisms import mechanism_class
 
 _log = logging.getLogger("flwr")
 
@@ -81,7 +80,6 @@ class DpFedExp(Strategy):
         node_timeout: seconds to wait for nodes before a round.
         local: the clients' optimizer, for DP-SCAFFOLD's control variates and an automatic rate.
         noise: makes one fresh source of noise per purpose; a deployment's is the operating system's.
-        votes: numbers that every client's app answers in its metrics record "dpfedexp.votes"; their noisy means are in the history.
         nodes: a file with the public keys of the nodes that take part, one to a line (`access.py`): no other node is ever
             asked, and the run is resumed with the same list only.
         on_round: called with every round's record once the round is complete, as in `train`.
@@ -111,8 +109,7 @@ class DpFedExp(Strategy):
         budget: float | None = None,
         node_timeout: float = 300.0,
         local: LocalOptimizer | None = None,
-        noise: Callable[[], Noise] = deployment_noise,
-        votes: tuple[VoteSpec, ...] = (),
+        noise: Callable[[], Noise] = ChaChaNoise,
         nodes: Path | str | None = None,
         on_round: OnRound | Sequence[OnRound] | None = None,
         evaluate: str = "",
@@ -125,10 +122,8 @@ class DpFedExp(Strategy):
             clients % clients_per_node == 0,
             f"clients is {clients} and clients_per_node is {clients_per_node}; the first must be a multiple of the second.",
         )
-        require(
-            0 < min_reply_fraction <= 1,
-            f"min_reply_fraction is {min_reply_fraction}; it must be above 0 and at most 1.",
-        )
+        fraction = f"min_reply_fraction is {min_reply_fraction}; it must be above 0 and at most 1."
+        require(0 < min_reply_fraction <= 1, fraction)
         require(node_timeout > 0, f"node_timeout is {node_timeout}; it must be positive.")
         self.participation: Full | Poisson = participation or Full()
         if not isinstance(self.participation, Full | Poisson):
@@ -148,7 +143,7 @@ class DpFedExp(Strategy):
         if nodes:
             self.participants.allow(read_nodes(nodes))
         self.budget = budget
-        self.noise, self.votes, self.callbacks = noise, votes, callbacks_of(on_round)
+        self.noise, self.callbacks = noise, callbacks_of(on_round)
         self.local = local
         self.metrics, self.evaluate_every = ClientMetrics.parse(evaluate) if evaluate else None, evaluate_every
         self.held_out = held_out
@@ -177,30 +172,16 @@ class DpFedExp(Strategy):
         return self.opened.state
 
     @property
-    def mechanism(self) -> Mechanism:
-        return self.opened.description.engine.mechanism
-
-    @property
-    def ledger(self) -> Ledger:
-        return self.opened.ledger
-
-    @property
     def history(self) -> list[dict[str, Any]]:
         return [] if self._open is None else self._open.history
-
-    @property
-    def stopped(self) -> str | None:
-        """Why the run ended before its last round, None if it did not."""
-        return None if self.run is None else self.run.stopped
 
     @property
     def statement(self) -> PrivacyStatement:
         """What was promised to whom, from what was charged, with what it leaves out."""
         if self.run is not None:
             return self.run.privacy
-        return statement_of(
-            self.opened, RunEnd(None if self.opened.state.round == self.rounds else "it is not complete.")
-        )
+        unfinished = None if self.opened.state.round == self.rounds else "it is not complete."
+        return statement_of(self.opened, RunEnd(unfinished))
 
     def engine(self, grid: Grid, initial_arrays: ArrayRecord, timeout: float, config: ConfigRecord) -> Engine:
         """The algorithm bound to the model, with the nodes as its cohort."""
@@ -212,27 +193,14 @@ class DpFedExp(Strategy):
         every = evaluation_interval(rounds, self.evaluate_every)
         extras = Extras(evaluation_count(rounds, every) if self.metrics is not None else 0)
         mechanism, probe, asking = bind(
-            self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, self.votes, extras
+            self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, extras=extras
         )
         evaluation = None
         if asking is not None and self.metrics is not None:
             evaluation = ClientEvaluation(asking, self.metrics, every, self.held_out)
         kind: Any = partial(TwoPartyCohort, noise=self.noise) if mechanism.needs_helper else FlowerCohort
-        participants, clients_per_node, tau_eta_l = self.participants, self.clients_per_node, self.tau_eta_l
-        clients, min_reply_fraction = self.clients, self.min_reply_fraction
-        cohort = kind(
-            grid,
-            layout,
-            participants,
-            clients,
-            sampling,
-            rounds,
-            min_reply_fraction,
-            timeout,
-            clients_per_node,
-            tau_eta_l,
-            config,
-        )
+        given = (self.participants, self.clients, sampling, rounds, self.min_reply_fraction, timeout)
+        cohort = kind(grid, layout, *given, self.clients_per_node, self.tau_eta_l, config)
         return Engine(
             resolve_clip(self.algorithm, mechanism, len(w), self.participation.expected(self.clients)),
             mechanism,
@@ -314,11 +282,9 @@ class DpFedExp(Strategy):
             _log.info("Round %d of %d: %s", record["round"], self.rounds, record)
             result.train_metrics_clientapp[record["round"]] = _record(record)
 
-        where = "in federation.folder, or resume with federation.resume = true"
-        files = RunFolder(
-            self.folder, resume=self.resume, command="flwr run", data="a Flower federation", purpose=where
-        )
-        how = RunnerOptions(
+        how = {"command": "flwr run", "purpose": "in federation.folder, or resume with federation.resume = true"}
+        files = RunFolder(self.folder, resume=self.resume, data="a Flower federation", **how)
+        options = RunnerOptions(
             files,
             last=load(self.folder),
             measure=measure,
@@ -336,7 +302,7 @@ class DpFedExp(Strategy):
             return StoredParameters(dict(layout.unflatten(state.reported.cpu().float())))
 
         try:
-            self.run = run_to_end(engine, description, how, facts, stored)
+            self.run = run_to_end(engine, description, options, facts, stored)
         except RoundFailed as reason:
             _log.error("Stopped: %s", reason)
             raise
@@ -363,25 +329,11 @@ class DpFedExp(Strategy):
             _log.warning("This federation is NOT private: the server sees every update and adds no noise")
         _log.info("Ledger, checkpoint, model, statement and status go to %s", self.folder)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, *_: Any, **__: Any) -> Any:
         """Flower's own loop is not used: a round is charged and released by the engine, in `start`."""
         raise InputError("DpFedExp runs its rounds itself; call start(grid, arrays).")
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        raise InputError("DpFedExp runs its rounds itself; call start(grid, arrays).")
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """None: a score on the clients' data would leave them without noise."""
-        return []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return None
+    aggregate_train = configure_evaluate = aggregate_evaluate = configure_train
 
     def summary(self) -> None:
         """What is run; `start` says more."""

@@ -18,14 +18,14 @@ from dpfedexp.flower.access import check_flower, forbid_core_dumps
 
 _CHILD = "dpfedexp.flower.superexec"
 _APP = "flwr-clientapp"
-_ARGUMENTS = ["runtime_api_address", "token", "insecure", "certificates", "parent_pid", "runtime_dependency_install"]
+_ARGUMENTS = "runtime_api_address token insecure certificates parent_pid runtime_dependency_install"
 
 
 def run_superexec(options: Sequence[str]) -> None:
     """Flower's SuperExec with these options. Runs until it is stopped."""
     executor: Any = import_module("flwr.supercore.superexec.executor.subprocess_executor")
     apps: Any = import_module("flwr.supernode.runtime.run_clientapp")
-    check_flower("superexec", executor.SubprocessExecutor, {"launch": ["self", "spec"]})
+    check_flower("superexec", executor.SubprocessExecutor, {"launch": "self spec"})
     check_flower("superexec", apps, {"run_clientapp": _ARGUMENTS})
     executor.SubprocessExecutor.launch = launch
     command: Any = import_module("flwr.supercore.cli.flower_superexec")

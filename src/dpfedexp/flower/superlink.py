@@ -38,25 +38,16 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import FederationManager
 
 from dpfedexp.errors import InputError, require
-from dpfedexp.flower.access import (
-    Receive,
-    Scope,
-    Send,
-    answer_nothing,
-    check_flower,
-    node_id,
-    parse_address,
-    peer,
-    read_keys,
-)
+from dpfedexp.flower import access
+from dpfedexp.flower.access import Receive, Scope, Send
 
 flower: Any = import_module("flwr.superlink.main")
 command: Any = import_module("flwr.superlink.cli.flower_superlink")
 handlers: Any = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
 
 PRIVATE = {
-    "create_app": ["config", "superlink_lifespan_class"],
-    "get_objectstore_linkstate_factories": ["database", "federation_manager"],
+    "create_app": "config superlink_lifespan_class",
+    "get_objectstore_linkstate_factories": "database federation_manager",
 }
 """Functions of Flower's that are called or replaced here, and their arguments."""
 LOOPBACK = "127.0.0.1"
@@ -66,30 +57,17 @@ _OURS = {
     "--database": "no database: the state is in memory, so that no update is ever on disk",
     "--simulation": "flwr run . local",
 }
-_STATE, _BOTH = ["request", "state"], ["request", "state", "store"]
 EXPECTED = {
-    "pull_messages": _BOTH,
-    "pull_object": _STATE,
-    "confirm_message_received": _BOTH,
-    "push_messages": _STATE,
-    "push_object": _STATE,
+    **dict.fromkeys(("pull_messages", "confirm_message_received"), "request state store"),
+    **dict.fromkeys(("pull_object", "push_messages", "push_object"), "request state"),
 }
 """The functions of Flower's that are put behind this, and their arguments."""
 FLEET = frozenset(
     f"/v1/fleet/{name}"
     for name in (
-        "register-node",
-        "activate-node",
-        "deactivate-node",
-        "unregister-node",
-        "send-node-heartbeat",
-        "pull-messages",
-        "push-messages",
-        "get-run",
-        "get-fab",
-        "push-object",
-        "pull-object",
-        "confirm-message-received",
+        *("register-node", "activate-node", "deactivate-node", "unregister-node", "send-node-heartbeat"),
+        *("pull-messages", "push-messages", "get-run", "get-fab"),
+        *("push-object", "pull-object", "confirm-message-received"),
     )
 )
 """All that a SuperNode asks for."""
@@ -106,19 +84,19 @@ def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path 
         nodes: the public keys of the nodes that may connect, read once; needed unless `insecure`.
         insecure: without TLS, and so without knowing the nodes; for trying things on one machine.
     """
-    check_flower("superlink", flower, PRIVATE)
+    access.check_flower("superlink", flower, PRIVATE)
     for option in (option.partition("=")[0] for option in options if option.startswith("--")):
         # Flower takes the beginning of an option for the whole.
         for name, instead in _OURS.items():
             require(not name.startswith(option), f"{option} is not an option of dpfedexp superlink; use {instead}.")
-    host, port = parse_address(fleet, "fleet")
+    host, port = access.parse_address(fleet, "fleet")
     require(
         not insecure or ipaddress.ip_address(host).is_loopback,
         f"fleet is {fleet!r}; without TLS it must be on loopback, such as 127.0.0.1:9092.",
     )
     if nodes is None and not insecure:
         raise InputError("nodes is missing; name a file with the public key of every node that may connect.")
-    keys = [] if nodes is None else read_keys(nodes)
+    keys = [] if nodes is None else access.read_keys(nodes)
     own = ["--host", LOOPBACK, "--port", str(control_port), "--disable-runtime-dependency-installation"]
     own += ["--insecure"] if insecure else ["--enable-supernode-auth"]
     sys.argv = ["flower-superlink", *own, *options]
@@ -161,7 +139,7 @@ class FilteredApp:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and self._admits(scope)):
             await self._application(scope, receive, send)
         else:
-            await answer_nothing(scope, send)
+            await access.answer_nothing(scope, send)
 
 
 def is_fleet(scope: Scope) -> bool:
@@ -170,7 +148,7 @@ def is_fleet(scope: Scope) -> bool:
 
 def is_own_user(scope: Scope) -> bool:
     """Whether the other end of a loopback connection is this process's user or root. Only Linux tells; elsewhere True."""
-    return peer(scope.get("client"), scope.get("server")) in (f"user {os.geteuid()}", "user 0", "user")
+    return access.peer(scope.get("client"), scope.get("server")) in (f"user {os.geteuid()}", "user 0", "user")
 
 
 class KeyedLinkState(InMemoryLinkState):
@@ -181,7 +159,7 @@ class KeyedLinkState(InMemoryLinkState):
             drawn = super().create_node(owner_aid, owner_name, public_key, *rest, **named)
             if not drawn:
                 return drawn
-            own = node_id(public_key)
+            own = access.node_id(public_key)
             if own in self.nodes:
                 raise ValueError("another key has this node's id")
             info = self.nodes.pop(drawn)
@@ -214,7 +192,7 @@ class NodeMessages:
 
     def install(self) -> None:
         """Replaces Flower's functions; a sentence that names the one that is not where it was."""
-        check_flower("superlink", handlers, EXPECTED)
+        access.check_flower("superlink", handlers, EXPECTED)
         for name in EXPECTED:
             setattr(handlers, name, getattr(self, name))
 

@@ -65,9 +65,8 @@ def automatic_chunk(
 ) -> int:
     """A chunk whose parameters, gradients and activations fit the budget: half a GiB or more on a CPU, half of what a GPU has free.
 
-    `in_flight` is how many clients train at a time where the chunk is trained in tiles: only they have activations. An isolated
-    run asks for synthetic clients of the public size, so that its chunks do not tell what a client holds; it goes by the machine's
-    memory and not by what is free, because the clients' data take of that.
+    `in_flight` clients train at a time where the chunk is trained in tiles. An isolated run goes by the machine's memory and not by
+    what is free, because the clients' data take of that.
     """
     size = footprint(task)
     automatic = budget is None

@@ -15,7 +15,7 @@ from dpfedexp.core.client_metrics import WIDTH, ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer, Schedule, Sgd, schedule
 from dpfedexp.core.modules import Inputs, Params
 from dpfedexp.core.noise import Streams
-from dpfedexp.trainers.module_checks import seeded_generators
+from dpfedexp.trainers.draws import seeded_generators
 from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Clients, Task, Trainer, batches, rows_of_one
 
@@ -31,10 +31,7 @@ def all_rows(most: int | None) -> LocalOptimizer:
 
 
 class ClientLosses:
-    """Mean losses of clients at parameters of their own, one by one where `trainer` takes them so.
-
-    `unit` is how many clients go into one tensor program in a run that protects data (`trainers/isolation.py`).
-    """
+    """Mean losses of clients at parameters of their own; in a run that protects data `unit` of them go into one tensor program."""
 
     what = "losses"
 
@@ -95,9 +92,8 @@ class ClientScores(ClientLosses):
             return metrics.vectors(loss, outputs, targets)
 
         model = copy.deepcopy(task.model).eval()
-        super().__init__(
-            replace(task, model=model, loss=measured, clients=rows, copies=[]), trainer, streams, unit=unit
-        )
+        task = replace(task, model=model, loss=measured, clients=rows, copies=[])
+        super().__init__(task, trainer, streams, unit=unit)
         self.metrics, self.own_shape = metrics, False
         self.alone = self.alone or unit is not None
 

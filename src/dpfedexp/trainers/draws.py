@@ -5,12 +5,16 @@ and a recording can replay it. The hash is splitmix64's: good statistics and no 
 """
 
 import math
+import random
 import sys
+import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -59,10 +63,9 @@ def row_words(key: Tensor, call: int, count: int) -> Tensor:
 
 
 def words(key: Tensor, call: int, shape: Sequence[int], *, rows_last: bool = False) -> Tensor:
-    """A whole number for each place of `shape` [rows, …], uniform over 64 bits, signed, from the key of a client's step.
+    """A whole number for each place of `shape` [rows, …], uniform over 64 bits, signed; padding rows change no other row.
 
-    It depends on the row and the place in the row: rows that only fill a batch change no other's. With `rows_last` keys are [n] of
-    many clients, and the result is [n, …, rows], as fast programs hold their values.
+    With `rows_last` keys are [n] of many clients, and the result is [n, …, rows], as fast programs hold their values.
     """
     count, places = (shape[0] if shape else 1), math.prod(shape[1:])
     rows = row_words(key, call, count)
@@ -86,15 +89,14 @@ def dropped_below(p: float) -> int:
 
 
 def kept_share(p: float) -> float:
-    """What dropout multiplies the kept values with."""
     return 1.0 / (1.0 - p) if p < 1 else 0.0
 
 
 class Drawing(TorchFunctionMode):
-    """While it lasts, one forward pass of one client's module draws from the client's key, also under `vmap`: what `_RULES` has.
+    """While it lasts, what `_RULES` has draws from the key of a client's step, also under `vmap`.
 
-    Other draws go on drawing from torch's generator, which vmap refuses and the loop seeds for each client. `key` is that of the
-    client's step, without dimensions; None where the module draws nothing, and only fused operations are looked after.
+    Other draws use torch's generator, which vmap refuses and the loop seeds for each client. Without a key only fused operations
+    are replaced.
     """
 
     def __init__(self, key: Tensor | None) -> None:
@@ -127,7 +129,6 @@ class Drawing(TorchFunctionMode):
         return func(*args, **kwargs) if found is NotImplemented else found
 
     def mask(self, p: float, shape: Sequence[int], like: Tensor) -> Tensor:
-        """0 with probability p and 1 otherwise, for the next call."""
         return dropout_mask(self._next(), self.calls, p, shape, like.dtype)
 
     def uniform(self, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
@@ -139,7 +140,6 @@ class Drawing(TorchFunctionMode):
         return share.to(kind)
 
     def _next(self) -> Tensor:
-        """The key, for one more call."""
         if self.key is None:
             raise InputError("a module draws random numbers where none were expected; train it with trainer='loop'.")
         self.calls += 1
@@ -161,10 +161,7 @@ def attention(
     *,
     drop: Callable[[Tensor, float], Tensor],
 ) -> Tensor:
-    """What `torch.nn.functional.scaled_dot_product_attention` says that it computes, out of products that `vmap` knows.
-
-    torch's fused kernels have no batching rule. `drop` drops a share of the weights; where all is masked the result is 0.
-    """
+    """`torch.nn.functional.scaled_dot_product_attention` out of products that `vmap` knows; where all is masked the result is 0."""
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
@@ -297,14 +294,7 @@ def _uniform_in(mode: Drawing, input: Tensor, low: float = 0.0, high: float = 1.
     return low + (high - low) * mode.uniform(input.shape, input.dtype)
 
 
-def _rrelu(
-    mode: Drawing,
-    input: Tensor,
-    lower: float = 1 / 8,
-    upper: float = 1 / 3,
-    training: bool = False,
-    inplace: bool = False,
-) -> Any:
+def _rrelu(mode: Drawing, input: Tensor, lower: float, upper: float, training: bool, inplace: bool) -> Any:
     if not training:
         return NotImplemented
     slope = lower + (upper - lower) * mode.uniform(input.shape, input.dtype)
@@ -365,12 +355,10 @@ def _own_words(input: Tensor, weight: Tensor, *options: Any, **more: Any) -> Ten
         return F.embedding(known, weight, *options, **more) + strange
 
 
-def _own_table(
-    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
-) -> Tensor:
+def _own_table(weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: bool, **more: bool) -> Tensor:
     """torch.embedding, the same as `F.embedding` with its arguments in another order."""
-    padding = None if padding_idx < 0 else padding_idx
-    return _own_words(indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+    given = dict(zip(("scale_grad_by_freq", "sparse"), options, strict=False)) | more
+    return _own_words(indices, weight, None if padding_idx < 0 else padding_idx, **given)
 
 
 @dataclass(frozen=True)
@@ -392,10 +380,65 @@ def module_traits(module: nn.Module, x: Inputs) -> ModuleTraits:
     return ModuleTraits(mode.calls > 0, mode.fused)
 
 
+T = TypeVar("T")
+_ONE_STATE = threading.RLock()
+"""There is one state of each generator in a process."""
+
+
+@contextmanager
+def seeded_generators(device: torch.device, seed: int = 0) -> Iterator[None]:
+    """The generators that a program may draw from, seeded, and back where they were afterwards. Threads take turns."""
+    with _ONE_STATE, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        seed, python, legacy = seed % 2**63, random.getstate(), np.random.get_state()
+        # torch.manual_seed would also ask for other kinds of devices, which takes longer than all the rest.
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)
+
+
+def check_draws(model: nn.Module, x: Inputs) -> None:
+    """Raises `InputError` where a copy's pass draws from NumPy or Python: clients would share the draw, a recording repeat it."""
+
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            _, drawn = watching_draws(lambda: call(model, x))
+    except Exception:
+        return
+    if drawn:
+        raise InputError(
+            "the model draws random numbers from NumPy or Python's random while it runs, which all clients would share; draw with "
+            "torch.rand, torch.randn or dropout, which each client takes from its own key."
+        )
+
+
+def watching_draws(work: Callable[[], T]) -> tuple[T, bool]:
+    """What `work` returns, and whether it drew from NumPy's or Python's global generators."""
+    # Another thread of the process may draw meanwhile, as Flower's heartbeat does. What draws does so every time.
+    for _ in range(3):
+        before = generator_states()
+        found = work()
+        drawn = generator_states() != before
+        if not drawn or threading.active_count() == 1:
+            break
+    return found, drawn
+
+
+def generator_states() -> tuple[Any, ...]:
+    numpy: Any = np.random.get_state()
+    return bytes(numpy[1]), numpy[2:], random.getstate()
+
+
 CellState = tuple[Tensor, ...]
 Cell = Callable[[Tensor, CellState, Sequence[Tensor]], CellState]
 """From the input's part of the gates, the state and the weights that act on it to the next state; its first part is the output."""
-Drop = Callable[[Tensor, float], Tensor]
 
 
 def _recurred(h: Tensor, weights: Sequence[Tensor]) -> Tensor:
@@ -433,10 +476,7 @@ CELLS: dict[Any, Cell] = {
 
 
 def without_flat_weights(module: nn.Module) -> nn.Module:
-    """The module itself, a copy that only trains, without its recurrent layers moving their weights together in a GPU's memory.
-
-    They ask where the weights lie, which those that `vmap` hands over can't say.
-    """
+    """The module itself, whose recurrent layers no longer ask where their weights lie, which those under `vmap` can't say."""
     for part in module.modules():
         if isinstance(part, nn.RNNBase):
             part.flatten_parameters = _nothing  # type: ignore[method-assign]
@@ -483,12 +523,11 @@ def recurrent(
     both_ways: bool,
     rows_first: bool,
     *,
-    drop: Drop,
+    drop: Callable[[Tensor, float], Tensor],
 ) -> tuple[Tensor, ...]:
-    """What `torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` say that they compute, in their order of arguments.
+    """`torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` by their cells, with torch's order of arguments.
 
-    x is [t, rows, features], or [rows, t, features] with `rows_first`. There are weights for each layer and way: the input's, the
-    state's, and with `biases` a bias of each.
+    x is [t, rows, features], or [rows, t, features] with `rows_first`.
     """
     first, ways, each = _states(state), 1 + both_ways, 4 if biases else 2
     values, last = x.transpose(0, 1) if rows_first else x, list[CellState]()
@@ -520,10 +559,9 @@ EXPLICIT_MASKS = "dpfedexp"
 
 
 def with_explicit_masks(module: nn.Module) -> nn.Module:
-    """The module itself, a copy that only trains. Its `transformers` models with torch's attention build every mask they are given.
+    """The module itself, whose `transformers` models with torch's attention build every mask that they are given.
 
-    By default they leave out a mask of ones, and warn of padding without a mask. That means asking what the rows of one client
-    hold: `vmap` can't, and the numbers are the same. A model that brings another kind of attention stays as it is.
+    By default they look whether a mask is all ones, and `vmap` can't. The numbers are the same.
     """
     transformers = sys.modules.get("transformers")
     kind = getattr(transformers, "PreTrainedModel", None)
@@ -537,7 +575,6 @@ def with_explicit_masks(module: nn.Module) -> nn.Module:
         _register(*interfaces)
     for model in models:
         model.set_attn_implementation(EXPLICIT_MASKS)
-        # The model that the caller holds goes on warning, where it is measured.
         model.warn_if_padding_and_no_attention_mask = _nothing
     return module
 

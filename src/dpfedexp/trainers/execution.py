@@ -1,13 +1,14 @@
 """Execution settings: how a run is computed on this machine."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
 from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.trainers.chunk_size import parse_memory
 from dpfedexp.trainers.select import check_trainer
-from dpfedexp.trainers.task import Precision, check_precision
+from dpfedexp.trainers.task import Precision
 
 
 @checked
@@ -46,7 +47,8 @@ class Execution:
             f"chunk_size is {self.chunk_size!r}; it must be a positive whole number.",
         )
         check_trainer(self.trainer)
-        check_precision(self.precision)
+        known = self.precision in get_args(Precision)
+        require(known, f"precision is {self.precision!r}; it must be 'fp32', 'tf32' or 'bf16'.")
         parse_memory(self.memory)
 
     @property

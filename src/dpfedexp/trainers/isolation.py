@@ -14,6 +14,7 @@ The noise covers one client moving one row of the sum. Isolation is by construct
 import copy
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -27,10 +28,11 @@ from dpfedexp.core.local_optimizer import LocalOptimizer, Schedule, Sgd, schedul
 from dpfedexp.core.losses import class_dimension, loss_traits, read
 from dpfedexp.core.modules import Inputs, call, each
 from dpfedexp.core.noise import Streams
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, first_line, require
 from dpfedexp.mechanisms.base import lift
-from dpfedexp.trainers.client_losses import MOST_ROWS, ClientLosses, all_rows
-from dpfedexp.trainers.module_checks import StateCheck, first_line, seeded_generators, watching_draws
+from dpfedexp.trainers.client_losses import MOST_ROWS, ClientLosses
+from dpfedexp.trainers.draws import seeded_generators, watching_draws
+from dpfedexp.trainers.module_checks import StateCheck
 from dpfedexp.trainers.recording import Recorded, SyntheticClients, Tape, Unrecordable, adversarial, refusal
 from dpfedexp.trainers.steps import ByAutograd, Loop
 from dpfedexp.trainers.task import Task, Trainer, check_task, one_row
@@ -52,27 +54,19 @@ def synthetic_clients(task: Task, count: int) -> SyntheticClients:
     x, y = one_row(task.clients)
     like = each(lambda value: value[0, 0].cpu(), x), y[0, 0].cpu()
     size = torch.full((count,), task.local.max_examples or task.local.batch_size or 2)
+    # A vocabulary of one word has no second.
     for tokens in (2, 1):
         clients = SyntheticClients(like, size, getattr(task.clients, "transform", None), tokens=tokens)
-        if _fits(task, clients):
-            return clients
+        with suppress(Exception), torch.no_grad(), seeded_generators(task.device):
+            x, y = _batches(task, clients)[0]
+            task.loss(call(copy.deepcopy(task.model), x), y)
+            break
     return clients
 
 
 def _batches(task: Task, clients: SyntheticClients) -> tuple[tuple[Inputs, Tensor], ...]:
     """Three batches of two rows."""
     return _by_client(*replace(task, clients=clients).gather(torch.arange(3), torch.arange(2).expand(3, 2)))
-
-
-def _fits(task: Task, clients: SyntheticClients) -> bool:
-    """Whether the model takes these tokens and labels; a vocabulary of one word has no second."""
-    try:
-        x, y = _batches(task, clients)[0]
-        with torch.no_grad(), seeded_generators(task.device):
-            task.loss(call(copy.deepcopy(task.model), x), y)
-    except Exception:
-        return False
-    return True
 
 
 def check_on(clients: SyntheticClients, task: Task) -> None:
@@ -87,10 +81,7 @@ def check_on(clients: SyntheticClients, task: Task) -> None:
 
 
 def check_rows(task: Task) -> None:
-    """Raises `InputError` where a client that is asked twice gives other rows, as code with state of its own does.
-
-    How often clients are asked, and in which order, follows from the others: one that fails has all of its chunk asked again.
-    """
+    """Raises `InputError` where a client that is asked twice gives other rows: how often it is asked follows from the others."""
     # Of several clients, because the rows of one alone could hide the difference.
     some = torch.nonzero(task.clients.sizes > 0).flatten()[:3]
     read = task.held(some, torch.zeros((len(some), 1, 1), dtype=torch.int64), Streams(0), 0)
@@ -136,9 +127,7 @@ def _by_client(x: Inputs, y: Tensor) -> tuple[tuple[Inputs, Tensor], ...]:
 def check_recordings(trial: Task, streams: Streams) -> None:
     """Raises `InputError` where a client's programs can't be recorded, or are others after they have seen other rows.
 
-    What is recorded is what every client computes, so a program that changes carries nothing from client to client: it would
-    train something else than its code says. Tried on ordinary rows and on adversarial ones, forward and backward. `trial` has
-    synthetic clients.
+    Tried on ordinary rows and on adversarial ones of synthetic clients, forward and backward.
     """
     clients = cast(SyntheticClients, trial.clients)
     count = min(int(clients.sizes[0]), _BATCH)
@@ -211,8 +200,7 @@ def _tapes(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) -> list[
 def record_own_shapes(trial: Task, streams: Streams, largest: int) -> None:
     """Record the programs of all shapes up to the largest client's, from the smallest on, where shapes are the clients' own.
 
-    Which sizes there are then decides nothing about the recording of any of them, if nothing else is recorded afterwards. A program
-    that fails on a size beyond the public ones is left out: clients of that size learn nothing, as on any other failure.
+    Which sizes there are then decides nothing about any recording. Clients of a size on which a program fails learn nothing.
     """
     if trial.local.shape_is_public:
         return
@@ -255,8 +243,7 @@ def _known_numbers(task: Task, x: Inputs, y: Tensor) -> tuple[int, int]:
 def widths(cohort: float, most: int, unit: int | None, fixed: bool) -> tuple[int, int]:
     """Clients per chunk, and how many of them make a shape, from public numbers.
 
-    `cohort` clients are expected in a round, exactly where `fixed`; `most` fit the memory. The trainer takes `unit` at
-    a time, or the whole chunk where that is None.
+    `cohort` clients are expected (exactly where `fixed`), `most` fit the memory, and a trainer takes `unit` or the whole chunk.
     """
     clients = max(1, int(np.ceil(cohort)))
     if unit is not None:
@@ -285,7 +272,7 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
     w = task.layout.read(task.model).float().to(task.device)
     radius: float | None = None
     seen: dict[int, list[Tensor]] = {}
-    asked = _losses_asked(trainer, task, width) if task.has_client_rates else None
+    asked = ClientLosses(task, trainer, Streams(0), unit=trainer.unit or width) if task.has_client_rates else None
     for order in orders:
         clients = torch.from_numpy(order.copy())
         # A step at a rate of the client's own is another operation than one at the optimizer's, and rounds in its own way.
@@ -294,7 +281,10 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
         if radius is None:
             radius = max(1e-6, float(row_norms(rows).median()))
         lifted = lift(clip(rows, radius).vectors, radius)
-        losses = rows.new_zeros(len(rows), 1) if asked is None else asked(w, rows, sizes[clients], clients)[:, None]
+        losses = rows.new_zeros(len(rows), 1)
+        if asked is not None:
+            everything = _plan(all_rows(task.local.max_examples), sizes[clients], clients, task.local.shape_is_public)
+            losses = asked(w, rows, clients, everything, 1)[:, None]
         for client, *found in zip(order.tolist(), rows, lifted, losses, strict=True):
             before = seen.setdefault(client, found)
             if not all(map(_same_bits, before, found)):
@@ -308,12 +298,6 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two rows are the same; what is not a number in both counts as the same."""
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
-def _losses_asked(trainer: Trainer, task: Task, width: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    losses = ClientLosses(task, trainer, Streams(0), unit=trainer.unit or width)
-    rows_of, public = all_rows(task.local.max_examples), task.local.shape_is_public
-    return lambda w, rows, sizes, clients: losses(w, rows, clients, _plan(rows_of, sizes, clients, public), 1)
 
 
 def _plan(local: LocalOptimizer, sizes: Tensor, clients: Tensor, public: bool) -> Schedule:
@@ -349,11 +333,9 @@ def train_isolated(
 ) -> Tensor:
     """Train clients; one on whose data the model or the loss fails gets a zero row and does not stop the others.
 
-    That a run ends, and with which sentence, would tell what a client holds. After a failure every client is trained in a shape
-    that it fills alone, in which its row is the same bit for bit.
-
-    `learn` gives the rows of a multiple of `unit` clients, `like` are the parameters. Where shapes are `public`, running out of
-    memory tells nothing.
+    That a run ends would tell what a client holds. After a failure every client is trained in a shape that it fills alone, in which
+    its row is the same bit for bit. `learn` gives the rows of a multiple of `unit` clients, `like` are the parameters. Where shapes
+    are `public`, running out of memory tells nothing.
     """
     try:
         return learn(clients)

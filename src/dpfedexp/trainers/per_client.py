@@ -14,22 +14,17 @@ from torch.utils._pytree import tree_map
 
 from dpfedexp.core.local_optimizer import Clock, LocalOptimizer, Moments, Sgd
 from dpfedexp.core.modules import Inputs, Params, each, leaves, shape_of
-from dpfedexp.errors import InputError, require
-from dpfedexp.trainers.draws import Drawing
-from dpfedexp.trainers.module_checks import first_line, generator_states, seeded_generators
+from dpfedexp.errors import InputError, first_line, require
+from dpfedexp.trainers.draws import Drawing, generator_states, seeded_generators
 from dpfedexp.trainers.recording import Recorded, Synthetic, Unrecordable, refusal
 
 
 class ClientTransform:
-    """The federation's transform of a batch [s, …], applied to each client's alone, with draws from that client's key.
-
-    In a run that protects data it is recorded on `synthetic`; in a simulation, where that is None, it runs on the clients' rows.
-    """
+    """The federation's transform, applied to each client's batch [s, …] alone, with draws from that client's key."""
 
     def __init__(self, transform: Callable[[Any], Any], synthetic: Synthetic | None) -> None:
         self.transform, self.synthetic = transform, synthetic
         recorded = None if synthetic is None else synthetic.like
-
         self.together = Recorded(vmap(self._one), recorded, lambda given: leaves(given[0]), batched=True, keep=0)
         self.alone = Recorded(self._one, recorded, lambda given: leaves(given[0]), keep=0)
         self.can_vectorize: bool | None = None
@@ -79,12 +74,8 @@ class ClientOptimizer:
 
     def __init__(self, local: LocalOptimizer, synthetic: Synthetic) -> None:
         self.local = local
-        self._direction = Recorded(
-            vmap(self._one, in_dims=(0, 0, 0, None, 0)),
-            synthetic.like,
-            lambda inputs: list(inputs[2].values()),
-            batched=True,
-        )
+        one = vmap(self._one, in_dims=(0, 0, 0, None, 0))
+        self._direction = Recorded(one, synthetic.like, lambda inputs: list(inputs[2].values()), batched=True)
         self._joined = Recorded(vmap(self._join), synthetic.like, batched=True)
 
     def __getattr__(self, name: str) -> Any:

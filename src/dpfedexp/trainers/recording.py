@@ -28,25 +28,24 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dpfedexp.core.modules import Inputs, each, leaves
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, first_line
 
 
 class Unrecordable(InputError):
     """A program can't be recorded; the message completes a sentence that begins with its name."""
 
 
+_REMEDIES = {
+    "transform": "write it with torch operations, or apply it to the data before the federation is made",
+    "writes": "freeze such a layer with .eval(), use GroupNorm for BatchNorm, and compute the rest from the batch alone",
+    "looks at values": "use torch.where, masks and fixed shapes instead, or train without secure=True",
+    "": "or train without secure=True",
+}
+
+
 def refusal(what: str, reason: Unrecordable) -> InputError:
     """The sentence for a program that a secure run can't record, with a remedy."""
-    if "transform" in what:
-        remedy = "write it with torch operations, or apply it to the data before the federation is made"
-    elif "writes" in str(reason):
-        remedy = (
-            "freeze such a layer with .eval(), use GroupNorm for BatchNorm, and compute the rest from the batch alone"
-        )
-    elif "looks at values" in str(reason):
-        remedy = "use torch.where, masks and fixed shapes instead, or train without secure=True"
-    else:
-        remedy = "or train without secure=True"
+    remedy = next(remedy for word, remedy in _REMEDIES.items() if word in f"{what} {reason}")
     return InputError(
         f"{what} {reason}. A secure run records it on synthetic rows, so that no client's rows reach another client: {remedy}."
     )
@@ -54,10 +53,7 @@ def refusal(what: str, reason: Unrecordable) -> InputError:
 
 @dataclass(frozen=True)
 class Tape:
-    """A recorded program: `tape(*inputs)` computes on tensors of the shapes that it was recorded with.
-
-    Constants are attributes of `program`, and `outputs` is how the outputs are nested.
-    """
+    """A recorded program, with its constants as attributes of `program`: `tape(*inputs)` takes tensors of the recorded shapes."""
 
     program: fx.GraphModule
     outputs: TreeSpec
@@ -97,12 +93,8 @@ def record(
 ) -> Tape:
     """Run a function once on synthetic inputs and return its tensor operations. Raises `Unrecordable` where they are not all of it.
 
-    Args:
-        function: from nested tensors to nested tensors.
-        inputs: synthetic values of the shapes that the tape is for.
-        own: the inputs that the function may write into, because each caller brings its own copy.
-        held: tensors that only this run holds; other constants are copied, because code elsewhere may write into them later.
-        batched: whether the function is one of many clients under `vmap`.
+    It may write into its `own` inputs. Constants are copied, because code elsewhere may write into them later, unless only this run
+    has them (`held`). `batched` says that the function is one of many clients under `vmap`.
     """
     recorder = _Recorder(tree_leaves(inputs), own, held, batched)
     try:
@@ -360,13 +352,15 @@ def _check_draws(func: Any, given: dict[str, Any]) -> None:
     )
 
 
+_USES = 12
+
+
 class Recorded:
     """A program that is replayed from a tape for each shape of its inputs; the calls may come from several threads.
 
-    `synthetic` makes values of the same shapes, out of no value of the inputs. The program runs on such values only: a shape that
-    is new is recorded on those, and the inputs go through the tape. Without it the tape is only for speed: the program runs on the
-    inputs, and a shape that has come back `after` times is recorded, up to `keep` of them.
-    `own` are the inputs that the program may write into; `held` and `batched` are those of `record`.
+    `synthetic` makes values of the same shapes, and the program runs on such values only: a new shape is recorded on those, and the
+    inputs go through the tape. Without it the tape is only for speed: a shape that has come back twelve times is recorded, up to
+    `keep` of them. `own`, `held` and `batched` are those of `record`.
     """
 
     def __init__(
@@ -377,11 +371,10 @@ class Recorded:
         *,
         held: Callable[[], Iterable[Tensor]] = lambda: (),
         batched: bool = False,
-        after: int = 12,
         keep: int = 32,
     ) -> None:
         self.program, self.synthetic, self.own, self.held, self.batched = program, synthetic, own, held, batched
-        self.after, self.keep = after, keep
+        self.keep = keep
         self.uses: Counter[Any] = Counter()
         self.tapes: dict[Any, Tape] = {}
         self.refused: dict[Any, InputError] = {}
@@ -400,30 +393,23 @@ class Recorded:
                     raise self.refused[key]
                 if key not in self.tapes:
                     try:
-                        self.tapes[key] = self._taped(self.synthetic(inputs))
-                    except InputError as reason:
-                        # Asked once: how often code runs must not follow from the clients' shapes.
-                        self.refused[key] = reason
+                        self.tapes[key] = self.record(self.synthetic(inputs))
+                    except (MemoryError, torch.OutOfMemoryError):
                         raise
+                    except Exception as error:
+                        why = f"fails on synthetic rows ({first_line(error)})"
+                        # Asked once: how often code runs must not follow from the clients' shapes.
+                        self.refused[key] = error if isinstance(error, InputError) else Unrecordable(why)
+                        raise self.refused[key] from error
             return self.tapes[key](*inputs)
         self.uses[key] += 1
-        if self.uses[key] > self.after and len(self.tapes) < self.keep:
+        if self.uses[key] > _USES and len(self.tapes) < self.keep:
             with self.lock:
                 try:
                     self.tapes[key] = self.record(inputs)
                 except Unrecordable:
                     self.keep = 0
         return self.program(*inputs)
-
-    def _taped(self, synthetic: tuple[Any, ...]) -> Tape:
-        """Record the tape; raises `Unrecordable` for any error on synthetic values."""
-        try:
-            return self.record(synthetic)
-        except (InputError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            why = str(error).strip()[:200] or type(error).__name__
-            raise Unrecordable(f"fails on synthetic rows ({why})") from error
 
     def record(self, inputs: tuple[Any, ...]) -> Tape:
         """The tape of these inputs' shapes; they are not changed."""
@@ -478,11 +464,7 @@ def _rows(count: int, row: Tensor, generator: torch.Generator, tokens: int, draw
 
 
 def adversarial(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inputs, Tensor]]:
-    """Batches [s, …] of the same shapes that a program might treat differently from ordinary ones.
-
-    Very large and very small values, zeros, one row again and again, and each of the `words` that the model and the `labels` that
-    the loss knows.
-    """
+    """Batches [s, …] of very large and very small values, zeros, one row again and again, and every known word and label."""
 
     def whole(value: Tensor, most: int, first: int) -> Tensor:
         return ((torch.arange(value.numel(), device=value.device) + first) % most).view(value.shape).to(value.dtype)
@@ -498,7 +480,7 @@ def adversarial(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inp
 
 
 class Synthetic:
-    """Values for programs to be recorded on, whole numbers below `tokens`, and the programs of a run, shared by its trainers."""
+    """Values to record programs on, whole numbers below `tokens`, and the programs of a run, shared by its trainers."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens

@@ -7,7 +7,7 @@ and the best time of each decides; the log has the times. A new trainer is a cla
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dpfedexp.core.local_optimizer import Schedule, schedule
 from dpfedexp.core.noise import Streams
-from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.errors import InputError, first_line, nearest, require
 from dpfedexp.machine import has_triton
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches
@@ -24,9 +24,8 @@ from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, 
 from dpfedexp.trainers.fast.program import Program, ProgramStep, objective
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.isolation import is_isolated
-from dpfedexp.trainers.module_checks import first_line
 from dpfedexp.trainers.recording import Unrecordable, refusal
-from dpfedexp.trainers.steps import Batch, ByProgram, ByVmap, Loop, Parallel, Steps, Vectorized
+from dpfedexp.trainers.steps import Batch, ByProgram, ByVmap, Loop, Parallel, Steps, Vectorized, cuda_graph
 from dpfedexp.trainers.task import Precision, Task, Trainer, arithmetic, pair_of_clients
 
 TRIAL_DISTANCE = 0.03
@@ -49,7 +48,7 @@ class Programs:
 
     @cached_property
     def library(self) -> Program:
-        """Convolutions behind the first by torch's library; patches of the data are made once."""
+        """Convolutions behind the first by torch's library."""
 
         def fused(step: ProgramStep, source: ProgramStep) -> Op | None:
             op, patches = step.op, source.op
@@ -120,20 +119,16 @@ def _check(task: Task, program: Program) -> None:
             with torch.no_grad(), arithmetic("fp32", task.device):
                 fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
                 core.descend(params, Batch(fixed, y, weights), lambda name, g: found.update({name: multiplied(g)}))  # noqa: B023
-            if (wrong := _differing(expected, found)) is None:
+            wrong = [name for name, gradient in expected.items() if _differs(found[name], gradient, "fp32")]
+            if not wrong:
                 break
         else:
-            raise Unsupported(f"the rules give another gradient of {wrong!r}")
+            raise Unsupported(f"the rules give another gradient of {wrong[0]!r}")
 
 
-def _differing(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str | None:
-    """The first parameter of which the gradients are not the same, None where all are."""
-    for name, gradient in expected.items():
-        scale = float(torch.linalg.vector_norm(gradient))
-        off = float(torch.linalg.vector_norm(found[name].float() - gradient))
-        if not off <= TOLERANCE["fp32"] * scale + 1e-6:
-            return name
-    return None
+def _differs(found: Tensor, exact: Tensor, precision: Precision) -> bool:
+    off, scale = (float(torch.linalg.vector_norm(value)) for value in (found.float() - exact, exact))
+    return not off <= TOLERANCE[precision] * scale + 1e-6
 
 
 def _with_fused(program: Program, fused: Callable[[ProgramStep, ProgramStep], Op | None]) -> Program:
@@ -185,13 +180,11 @@ class CheckedOp:
         return [value.bfloat16() if self.precision == "bf16" else value for value in values]
 
     def _compare(self, found: Tensor, exact: Tensor) -> None:
-        off, scale = (float(torch.linalg.vector_norm(value)) for value in (found.float() - exact, exact))
-        if not off <= TOLERANCE[self.precision] * scale + 1e-6:
+        if _differs(found, exact, self.precision):
             raise Unsupported(f"{type(self.op).__name__} gives something else than {type(self.second).__name__}")
 
 
 def with_checked_ops(program: Program, plain: Program, precision: Precision) -> Program:
-    """The program with every fused operation compared with the two plain operations that it replaces."""
     made_by = {step.output: step for step in plain.steps}
 
     def held(step: ProgramStep) -> ProgramStep:
@@ -240,11 +233,7 @@ Makers = dict[str, Callable[[], Trainer]]
 
 @dataclass(frozen=True)
 class TrainerParts:
-    """The parts from which a trainer is made.
-
-    `programs` are the module's; asking for one that does not exist is an `InputError`, which leaves the trainer out. Activations of
-    `tile` clients fit a processor's cache. With `fixed` no shape may depend on how many clients there are.
-    """
+    """What a trainer is made from: activations of `tile` clients fit a processor's cache; `fixed` shapes depend on no client."""
 
     task: Task
     streams: Streams
@@ -256,7 +245,7 @@ class TrainerParts:
 def _by_program(name: str, which: str) -> Callable[[TrainerParts], Trainer]:
     def make(parts: TrainerParts) -> Trainer:
         core, on_cpu = by_program(parts.task, getattr(parts.programs, which)), parts.task.device.type == "cpu"
-        steps = Steps(parts.task, name, core, record=not on_cpu, streams=parts.streams)
+        steps = Steps(parts.task, name, core, record=None if on_cpu else cuda_graph, streams=parts.streams)
         return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed) if on_cpu else steps
 
     return make
@@ -265,7 +254,7 @@ def _by_program(name: str, which: str) -> Callable[[TrainerParts], Trainer]:
 def _recorded_vectorized(parts: TrainerParts) -> Trainer:
     gradients = Vectorized(parts.task).gradients
     core = ByVmap(gradients.program if parts.task.synthetic is None else gradients)
-    return Steps(parts.task, "recorded-vectorized", core, record=True, streams=parts.streams)
+    return Steps(parts.task, "recorded-vectorized", core, record=cuda_graph, streams=parts.streams)
 
 
 def _tiled_vectorized(parts: TrainerParts) -> Trainer:
@@ -275,9 +264,8 @@ def _tiled_vectorized(parts: TrainerParts) -> Trainer:
 
 
 def _tiled_loop(parts: TrainerParts) -> Trainer:
-    return Parallel(
-        "tiled-loop", lambda: Loop(parts.task.copy_for_thread(), parts.streams, keyed=True), 1, fixed=parts.fixed
-    )
+    make = partial(Loop, streams=parts.streams, keyed=True)
+    return Parallel("tiled-loop", lambda: make(parts.task.copy_for_thread()), 1, fixed=parts.fixed)
 
 
 TRAINERS: dict[str, tuple[Callable[[TrainerParts], Trainer], tuple[str, ...]]] = {
@@ -303,7 +291,6 @@ def check_trainer(name: object) -> None:
 
 
 def makers(parts: TrainerParts) -> Makers:
-    """What the parts' device has to offer, in order of preference."""
     return {
         name: lambda make=make: make(parts)  # type: ignore[misc]
         for name, (make, devices) in TRAINERS.items()
@@ -442,7 +429,6 @@ def _can_be_isolated(trial: Task, make: Callable[[], Trainer], chunk: int, named
 
 
 def passes_isolation(trial: Task, trainer: Trainer, chunk: int) -> bool:
-    """Whether a trainer passes the check of isolation on this device, in the shapes of the run."""
     # A trainer that takes its clients by the unit is called with many units at a time, which must not meet either.
     width = chunk if trainer.unit is None else min(2, max(1, chunk // trainer.unit)) * trainer.unit
     passed = all(is_isolated(trainer, trial, size) for size in sorted({trainer.unit or chunk, width}))
@@ -471,8 +457,11 @@ def _quickest(task: Task, makers: Makers, chunk: int) -> str:
     loss = getattr(task.loss, "__qualname__", repr(task.loss))
     work = (loss, repr(task.model), task.layout, task.local, trial.positions.shape, count, task.precision)
     key = repr((*work, *makers, task.device, torch.get_num_threads()))
-    chosen = _remembered.get(key)
-    if chosen not in makers or not _made(makers[chosen]):
+    chosen = _remembered.get(key, "")
+    try:
+        makers[chosen]()
+    except (KeyError, InputError):
+        # Not known yet, or the network's `forward` has changed since.
         times = _compared(task, makers, clients, trial)
         # Of candidates that are about equally quick the preferred one, so that two runs of the same work choose alike.
         chosen = next(name for name, seconds in times.items() if seconds <= ALIKE * min(times.values()))
@@ -480,16 +469,6 @@ def _quickest(task: Task, makers: Makers, chunk: int) -> str:
         log.info("trainer %s: seconds of %d clients and %d steps: %s", chosen, len(clients), count, shown)
     _remembered[key] = chosen
     return chosen
-
-
-def _made(make: Callable[[], Trainer]) -> bool:
-    """Whether the network still has this trainer: its `forward` may have changed since it was chosen."""
-    try:
-        make()
-    except InputError as reason:
-        log.debug("the trainer of before is left out: %s", reason)
-        return False
-    return True
 
 
 def _compared(task: Task, makers: Makers, clients: Tensor, plan: Schedule) -> dict[str, float]:

@@ -21,10 +21,9 @@ from dpfedexp.core.modules import Inputs, Layout, Params, each, leaves
 from dpfedexp.core.noise import Streams
 from dpfedexp.data.federation import DataVersion
 from dpfedexp.machine import run_on_threads, without_subnormals
-from dpfedexp.trainers.draws import step_keys
-from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Product, multiplied
+from dpfedexp.trainers.draws import seeded_generators, step_keys
+from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Product
 from dpfedexp.trainers.fast.program import Objective, Program
-from dpfedexp.trainers.module_checks import seeded_generators
 from dpfedexp.trainers.task import Precision, Rows, Task, Trainer, batches, low, rows_of_one
 
 # torch says this once per layer and place, asks for an issue, and is no reason to act: what is slow is measured and not chosen.
@@ -47,11 +46,7 @@ class Batch:
 
 
 class Core(Protocol):
-    """Gradients of a tile, however they are computed.
-
-    `prepare` gives what depends on the data alone; `descend` hands every parameter's gradient to `take`, after which the parameter
-    may change.
-    """
+    """`prepare` gives what depends on the data alone; `descend` hands each parameter's gradient to `take`, which may change it."""
 
     def prepare(self, x: Inputs) -> dict[int, Inputs]: ...
 
@@ -62,8 +57,8 @@ class Core(Protocol):
 class Stepper:
     """w⁽ᵗ'ᵏ⁾ of n clients and the local step, w ← w − η_l·direction, that every trainer takes.
 
-    What is the same for all optimizers is here and nowhere else: the proximal pull and SCAFFOLD's correction, which come to the
-    gradient before the optimizer sees it, and clients that stand still when they have taken all their steps.
+    The proximal pull and SCAFFOLD's correction come to the gradient before the optimizer sees it, and clients stand still when
+    they have taken all their steps.
     """
 
     core: Core
@@ -81,11 +76,9 @@ class Stepper:
     def begin(
         self, w: Tensor, steps: Tensor, correction: Rows, rates: Rows, keys: Rows, *, uneven: bool, into: Rows = None
     ) -> None:
-        """All clients at w [d], with no memory of another round.
+        """All clients at w [d]: their steps [n], SCAFFOLD's c − c_i [n, d], η_l [n] and keys of draws [n], where there are any.
 
-        Clients have numbers of steps [n], SCAFFOLD's c − c_i [n, d], η_l [n] where it is not the optimizer's own, and the keys
-        [n] of what a module draws. `uneven` says that some may stand still before the others are done; `into` are rows [n, d] in
-        which the parameters live meanwhile.
+        `uneven` says that some take fewer steps than others; `into` are rows [n, d] in which the parameters live meanwhile.
         """
         n = len(steps)
         self.start = self.layout.unflatten(w)
@@ -114,7 +107,6 @@ class Stepper:
         self.clock.step.zero_()
 
     def step(self, batch: Batch) -> None:
-        """One local step of all clients that have steps left."""
         going = self.clock.step < self.clock.steps if self.uneven else None
         gradients: Params = {}
         local = self.local
@@ -127,7 +119,7 @@ class Stepper:
             if isinstance(given, Product) and only_subtracts and given.adds_to(value):
                 given.add_to(value, -local.rate)
                 return
-            gradient = multiplied(given)
+            gradient = given if isinstance(given, Tensor) else given.tensor()
             if local.proximal:
                 gradient = gradient + local.proximal * (value - self.start[name])
             if self.correction is not None:
@@ -169,25 +161,15 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """From a function without arguments to one that does the same to the same memory, with less overhead."""
 
 
-class _Pools:
-    """One memory a device for the values inside all recorded steps: they are replayed one after the other, and nothing inside a
-
-    step outlives it. Parameters, batches and whatever else stays lie elsewhere. Torch gives a memory up with the last graph that
-    uses it, and then accepts its handle no more.
-    """
-
-    def __init__(self) -> None:
-        self.handles: dict[int, Any] = {}
-        self.users: dict[int, WeakSet[torch.cuda.CUDAGraph]] = {}
-
-    def handle(self, device: int) -> Any:
-        """The memory for the next recording: the one that living graphs use, or a new one."""
-        if not self.users.setdefault(device, WeakSet()):
-            self.handles[device] = torch.cuda.graph_pool_handle()
-        return self.handles[device]
+_pools: dict[int, tuple[Any, WeakSet[torch.cuda.CUDAGraph]]] = {}
+"""One memory a device for the values inside all recorded steps, and the graphs that use it: nothing inside a step outlives it."""
 
 
-_pools = _Pools()
+def _pool(device: int) -> tuple[Any, WeakSet[torch.cuda.CUDAGraph]]:
+    # Torch gives a memory up with the last graph that uses it, and then accepts its handle no more.
+    if device not in _pools or not _pools[device][1]:
+        _pools[device] = torch.cuda.graph_pool_handle(), WeakSet()
+    return _pools[device]
 
 
 def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
@@ -203,10 +185,10 @@ def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
     gc.collect()
     gc.disable()
     try:
-        device = torch.cuda.current_device()
-        with torch.cuda.graph(graph, pool=_pools.handle(device)):
+        handle, users = _pool(torch.cuda.current_device())
+        with torch.cuda.graph(graph, pool=handle):
             function()
-        _pools.users[device].add(graph)
+        users.add(graph)
     finally:
         gc.enable()
     return graph.replay
@@ -215,7 +197,7 @@ def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
 class Recording:
     """A `Stepper` over memory that stays, so that its step can be recorded once per shape and replayed."""
 
-    def __init__(self, inner: Stepper, capture: Capture = cuda_graph) -> None:
+    def __init__(self, inner: Stepper, capture: Capture) -> None:
         self.inner, self.capture = inner, capture
         self.replay: Callable[[], None] | None = None
         self.again: Callable[[], None] | None = None
@@ -269,7 +251,7 @@ class Recording:
 class Recordings:
     """Recordings by shape: a shape is recorded when it comes the second time, and the oldest makes room."""
 
-    def __init__(self, fresh: Callable[[], Stepper], capture: Capture = cuda_graph, keep: int = 8) -> None:
+    def __init__(self, fresh: Callable[[], Stepper], capture: Capture, keep: int = 8) -> None:
         self.fresh, self.capture, self.keep = fresh, capture, keep
         self.widths: set[int] = set()
         self.seen: set[Any] = set()
@@ -327,7 +309,7 @@ class ByVmap:
 
 
 class Steps:
-    """All clients of a chunk at once, their parameters moved in place; with `record`, each step is a recording that is replayed.
+    """All clients of a chunk at once, their parameters moved in place; with `record`, which captures it, each step is replayed.
 
     A module that draws needs the run's `streams`.
     """
@@ -335,17 +317,10 @@ class Steps:
     unit = None
 
     def __init__(
-        self,
-        task: Task,
-        name: str,
-        core: Core,
-        *,
-        record: bool = False,
-        capture: Capture = cuda_graph,
-        streams: Streams | None = None,
+        self, task: Task, name: str, core: Core, *, record: Capture | None = None, streams: Streams | None = None
     ) -> None:
         self.task, self.name, self.core, self.streams = task, name, core, streams
-        self.recordings = Recordings(self._fresh, capture) if record else None
+        self.recordings = None if record is None else Recordings(self._fresh, record)
         # The one batch of all steps, for another round of the same clients: when it was made, for what, and from which data.
         self._kept: tuple[int, list[Tensor], DataVersion, Batch] | None = None
         self._crowded = -2
@@ -384,9 +359,7 @@ class Steps:
             return self._made(clients, schedule, round)
         asked, data = (clients, schedule.positions, schedule.weights), self.task.clients
         # Of data that give the same rows whenever they are asked, where their class says so.
-        data_version: DataVersion | None = (
-            getattr(data, "data_version", None) if hasattr(type(data), "data_version") else None
-        )
+        data_version: DataVersion | None = data.data_version if hasattr(type(data), "data_version") else None  # type: ignore[attr-defined]
         kept = self._kept
         if kept is not None and kept[2].same(data_version) and all(map(torch.equal, asked, kept[1])):
             batch = kept[3]
@@ -438,8 +411,7 @@ class Vectorized(Steps):
 class Parallel:
     """Another trainer, in tiles that fit a processor's cache, on as many threads as torch was given; `make` makes one for each.
 
-    Threads do not share a module: torch's functional calls put parameters into it for a moment. With `fixed` every tile has the
-    same number of clients and trains on such a thread, however many clients there are; the caller fills up the last one.
+    With `fixed` every tile has the same number of clients and trains on such a thread; the caller fills up the last one.
     """
 
     def __init__(

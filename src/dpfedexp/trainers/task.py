@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,13 @@ from torch.utils._pytree import tree_map
 
 from dpfedexp.core.local_optimizer import AdamW, LocalOptimizer, Schedule, Sgd
 from dpfedexp.core.losses import Loss, check_labels, check_loss, output_warning
-from dpfedexp.core.modules import Inputs, Layout, Params, arguments, each, in_float
+from dpfedexp.core.modules import Inputs, Layout, Params, arguments, call, each, in_float, leaves, shape_of
 from dpfedexp.core.noise import Streams
 from dpfedexp.data.federation import Federation
-from dpfedexp.errors import InputError
-from dpfedexp.trainers.draws import Drawing, ModuleTraits, client_keys, module_traits, step_keys
-from dpfedexp.trainers.module_checks import StateCheck, applied, check_draws, extreme_rows, seeded_generators
+from dpfedexp.errors import InputError, first_line
+from dpfedexp.trainers import draws
+from dpfedexp.trainers.draws import Drawing, ModuleTraits, client_keys, seeded_generators
+from dpfedexp.trainers.module_checks import StateCheck
 from dpfedexp.trainers.per_client import ClientOptimizer, ClientTransform
 from dpfedexp.trainers.recording import Recorded, Synthetic, SyntheticClients, laid_out
 
@@ -89,10 +90,8 @@ class Task:
         return twin
 
     def look(self) -> Callable[[], None]:
-        """Nothing but parameters may leave a round: what comes back raises `InputError` if a module has kept anything.
-
-        In a run that protects data no module has seen a client's rows.
-        """
+        """Nothing but parameters may leave a round: what comes back raises `InputError` if a module has kept anything."""
+        # In a run that protects data no module has seen a client's rows.
         state_check = self.state_check if self.synthetic is None else None
         judges = [] if state_check is None else [state_check.look(module) for module in (self.model, *self.copies)]
 
@@ -120,15 +119,12 @@ class Task:
 
     @cached_property
     def module_traits(self) -> ModuleTraits:
-        """Whether the module draws, and whether it calls fused operations, as seen on rows of zeros: no client's values decide.
-
-        A run that protects data asks on synthetic clients, before it reads a real one (`check_on`).
-        """
+        """What is seen on rows of zeros: no client's values decide. A run that protects data asks on synthetic clients first."""
 
         def seen() -> ModuleTraits:
             with torch.random.fork_rng(devices=[]):
                 x, _ = pair_of_clients(self)
-            return module_traits(copy.deepcopy(self.model), each(lambda value: torch.zeros_like(value[0]), x))
+            return draws.module_traits(copy.deepcopy(self.model), each(lambda value: torch.zeros_like(value[0]), x))
 
         return seen() if self.synthetic is None else self.synthetic.program("habits", seen)
 
@@ -160,14 +156,9 @@ class Task:
         """
         if self.synthetic is None:
             return Recorded(program, keep=keep)
-
-        def make() -> Recorded:
-            # Each client has its own copy of the parameters.
-            return Recorded(
-                program, self._stand_ins, lambda inputs: inputs[0].values(), held=self.module_tensors, batched=batched
-            )
-
-        return self.synthetic.program(f"{name}, {self.precision}", make)
+        # Each client has its own copy of the parameters.
+        make = partial(Recorded, program, self._stand_ins, lambda inputs: inputs[0].values(), batched=batched)
+        return self.synthetic.program(f"{name}, {self.precision}", partial(make, held=self.module_tensors))
 
     def module_tensors(self) -> list[Tensor]:
         """The module's frozen parameters and buffers, which no other code holds in a run that protects data."""
@@ -198,7 +189,7 @@ class Task:
 
         def transformed(step: int) -> tuple[Inputs, Tensor]:
             x, y = read(step)
-            return transform(x, step_keys(keys, torch.tensor(step, device=self.device))), y
+            return transform(x, draws.step_keys(keys, torch.tensor(step, device=self.device))), y
 
         return transformed
 
@@ -247,10 +238,7 @@ class Task:
 
 
 class Trainer(Protocol):
-    """Local updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of a chunk of non-empty clients, [n, d]; `rates` [n], where given, stands for the local rate.
-
-    `unit` is how many clients go into one tensor program, None where all of a chunk do.
-    """
+    """Local updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of a chunk of non-empty clients, [n, d]; `unit` of them go into one tensor program, or all."""
 
     name: str
 
@@ -318,7 +306,7 @@ def check_task(task: Task, *, labels: bool = False) -> None:
     outputs = applied(model, own)
     with torch.no_grad():
         check_loss(task.loss, outputs, y[0])
-    check_draws(copy.deepcopy(task.model), own)
+    draws.check_draws(copy.deepcopy(task.model), own)
     if (doubt := output_warning(task.loss, outputs)) is not None:
         warnings.warn(doubt, stacklevel=2)
     if labels:
@@ -337,9 +325,73 @@ def _check_words(task: Task, model: nn.Module) -> None:
             applied(model, x)
 
 
-def check_precision(precision: str) -> None:
-    if precision not in get_args(Precision):
-        raise InputError(f"precision is {precision!r}; it must be 'fp32', 'tf32' or 'bf16'.")
+def extreme_rows(inputs: Inputs) -> Tensor:
+    """The numbers of the rows that hold the least and the highest whole number, which an embedding may not know."""
+    rows = []
+    for value in leaves(inputs):
+        if not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool and value.numel():
+            each = value.flatten(1) if value.dim() > 1 else value[:, None]
+            rows += [int(each.amax(1).argmax()), int(each.amin(1).argmin())]
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def applied(model: nn.Module, x: Inputs) -> Any:
+    """The outputs of a model, a copy that is not trained; raises `InputError` with the layer that could not take its inputs."""
+    inside: list[tuple[str, nn.Module, Any]] = []
+    hooks = []
+    for name, part in model.named_modules():
+        if next(part.children(), None) is None:
+            hooks.append(
+                part.register_forward_pre_hook(lambda part, given, name=name: inside.append((name, part, given)))
+            )
+            hooks.append(part.register_forward_hook(lambda *_: inside.pop() and None))
+    try:
+        return call(model, x)
+    except Exception as error:
+        first = first_line(error).removesuffix(".")
+        why = f"{first}." if not inside else _why(*inside[-1], first)
+        raise InputError(f"the model can't be applied to a batch of inputs of shape {shape_of(x)}: {why}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _why(name: str, part: nn.Module, given: Any, error: str) -> str:
+    layer = f"layer {name!r} ({type(part).__name__})" if name else f"the {type(part).__name__}"
+    x = given[0] if given and isinstance(given[0], Tensor) else None
+    if x is None:
+        return f"{layer}: {error}."
+    weight = getattr(part, "weight", None)
+    if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+        if x.is_floating_point():
+            return f"{layer} looks up whole numbers and was given {_kind(x)}; give the inputs as whole numbers (int64)."
+        low, high, words = int(x.min()), int(x.max()), part.num_embeddings
+        if low < 0 or high >= words:
+            return (
+                f"{layer} knows the numbers from 0 to {words - 1} and was given numbers from {low} to {high}; number them from 0, "
+                f"or build it with num_embeddings={high + 1}."
+            )
+    elif isinstance(weight, Tensor) and x.dtype != weight.dtype:
+        if not x.is_floating_point() and not x.is_complex():
+            return (
+                f"{layer} computes in {_kind(weight)} and was given {_kind(x)}; give the inputs as floats, x.float()."
+            )
+        return f"{layer} has parameters in {_kind(weight)} and was given {_kind(x)}; train the model in float32, model.float()."
+    if isinstance(part, nn.Linear) and x.shape[-1:] != (part.in_features,):
+        return (
+            f"{layer} takes {part.in_features} features and was given shape {tuple(x.shape)}; build it with "
+            f"in_features={x.shape[-1] if x.dim() else 1}, or bring the rows to that length first (nn.Flatten() joins the others)."
+        )
+    if isinstance(part, nn.modules.conv._ConvNd):
+        return (
+            f"{layer} takes rows of {part.in_channels} channels, (b, {part.in_channels}, …), and was given shape {tuple(x.shape)}; "
+            "for images without a dimension of channels give x[:, None], for channels last x.movedim(-1, 1)."
+        )
+    return f"{layer} was given shape {tuple(x.shape)}: {error}."
+
+
+def _kind(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
 
 
 def low(x: Tensor, precision: Precision) -> Tensor:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -214,10 +213,7 @@ class ContractAndPool:
 
 @lru_cache(maxsize=64)
 def _places(window: Window, pool: Pair, o: int, c: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which number of the kernels [o, c, kh, kw] every number of the shifted copies is, the one after the last where it is 0; and
-
-    for every position of the pool window and every number of the kernels, where in [c·rows·columns, positions·o] it lies.
-    """
+    """Which number of the kernels [o, c, kh, kw] each number of the shifted copies is, and where in their gradient each lies."""
     size = window.pooled(pool).size
     kernels = torch.arange(o * c * window.size[0] * window.size[1]).view(o, c, *window.size)
     copies = torch.full((pool[0], pool[1], o, c, *size), kernels.numel())
@@ -294,7 +290,7 @@ class LibraryConvolve:
         return grads, (_values(of_inputs) if wanted else None,)
 
     @property
-    def _window(self) -> tuple[Any, Any, Any]:
+    def _window(self) -> tuple[Pair, Pair, Pair]:
         return self.window.stride, self.window.padding, self.window.dilation
 
 

@@ -8,7 +8,6 @@ bits. All sums here are float32, in the same order on every run and for every cl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -233,40 +232,35 @@ def _normalize_back(
                 tl.store(dx + at, result.to(dx.dtype.element_ty), mask=live)
 
 
-@dataclass(frozen=True)
-class SavedForBackward:
-    """What the way back asks for: inputs [n, groups, a, p, s], and their means and 1/√(variance + ε), [n, groups, s]."""
-
-    x: Tensor
-    means: Tensor
-    scales: Tensor
+Saved = tuple[Tensor, Tensor, Tensor]
+"""Inputs [n, groups, a, p, s], and their means and 1/√(variance + ε), [n, groups, s]."""
 
 
 def normalized(
     x: Tensor, groups: int, eps: float, weight: Tensor | None = None, bias: Tensor | None = None
-) -> tuple[Tensor, SavedForBackward]:
+) -> tuple[Tensor, Saved]:
     """GroupNorm of [n, channels, …, s], one mean for every client, group and sample."""
     y, s = torch.empty_like(x), x.shape[-1]
     lines = x.view(len(x), groups, x.shape[1] // groups, -1, s)
-    kept = SavedForBackward(lines, *(x.new_empty((len(x), groups, s), dtype=torch.float32) for _ in range(2)))
+    means, scales = (x.new_empty((len(x), groups, s), dtype=torch.float32) for _ in range(2))
     blocks, grid, even = _blocks(lines)
     own = [x if part is None else part.contiguous() for part in (weight, bias)]
     sizes = (*lines.shape[2:4], even, weight is not None)
-    _normalize[grid](x, *own, y, kept.means, kept.scales, s // even, eps, *sizes, *blocks)
-    return y, kept
+    _normalize[grid](x, *own, y, means, scales, s // even, eps, *sizes, *blocks)
+    return y, (lines, means, scales)
 
 
 def gradients(
-    dy: Tensor, kept: SavedForBackward, weight: Tensor | None = None, bias: Tensor | None = None, *, wanted: bool = True
+    dy: Tensor, kept: Saved, weight: Tensor | None = None, bias: Tensor | None = None, *, wanted: bool = True
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Of the inputs, where it is wanted, of the factors and of the shifts; dy lies in memory as the inputs do."""
-    x = kept.x
+    x, means, scales = kept
     n, groups, a, p, s = x.shape
     blocks, grid, even = _blocks(x)
     dx = torch.empty_like(dy) if wanted else dy
     sums = [x.new_empty((n, groups, grid[1], a), dtype=torch.float32) for _ in range(2)]
     own, sizes = x if weight is None else weight.contiguous(), (a, p, even, weight is not None, wanted)
-    _normalize_back[grid](x, dy, own, kept.means, kept.scales, dx, *sums, s // even, *sizes, *blocks)
+    _normalize_back[grid](x, dy, own, means, scales, dx, *sums, s // even, *sizes, *blocks)
     of_weight, of_bias = (part.sum(2).view(n, -1) for part in sums)
     return dx if wanted else None, of_weight, of_bias
 
@@ -307,15 +301,9 @@ def _drop(
 def dropped(
     x: Tensor, rows: Tensor, below: int, share: float, constants: tuple[int, int, int], inner: int = 1
 ) -> Tensor:
-    """[n, …, s] with 0 where a word is below a number, and `share` times as much elsewhere.
+    """[n, …, s] with 0 where a word is `below` a number, and `share` times as much elsewhere.
 
-    Args:
-        x: in memory as it is, or with the samples before everything else of a client.
-        rows: the words of the samples, [n, s].
-        below: what a kept place's word is not.
-        share: the factor of what is kept.
-        constants: of the hash.
-        inner: how many neighboring places share one word.
+    Words come from those of the samples, `rows` [n, s]; `inner` neighboring places share one.
     """
     last = x.is_contiguous()
     if not last and not x.movedim(-1, 1).is_contiguous():

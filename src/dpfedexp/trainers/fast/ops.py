@@ -25,10 +25,9 @@ KEYS = -1
 
 @dataclass(frozen=True)
 class Product:
-    """A parameter's gradient left·right, [n, a, k] times [n, k, b], that is not multiplied out yet.
+    """A parameter's gradient left·right, [n, a, k] times [n, k, b], which a plain step subtracts without making it.
 
-    A gradient as large as the parameters is memory that is written, read and thrown away: a plain step lets the product of matrices
-    subtract it. `shape` is that of the parameter behind its first two dimensions, where it is not [b].
+    `shape` is that of the parameter behind its first two dimensions, where it is not [b].
     """
 
     left: Tensor
@@ -73,11 +72,7 @@ def multiplied(gradient: Gradient) -> Tensor:
 
 
 class Op(Protocol):
-    """One operation on values [n, …, s] with parameters [n, …], one set per client.
-
-    `forward` returns the output and what `backward` will ask for; `backward` returns the gradients of the parameters and of the
-    inputs, where those are `wanted`.
-    """
+    """`forward` returns the output and what `backward` asks for, and `backward` the gradients of the parameters and the inputs."""
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]: ...
 
@@ -121,7 +116,6 @@ def by_sample(apply: Callable[..., Tensor]) -> Function:
 
 
 def added(a: Tensor, b: Tensor) -> Tensor:
-    """A residual connection."""
     if a.shape != b.shape:
         raise Unsupported("adding values of different shapes")
     return a + b
@@ -217,8 +211,7 @@ class Linear:
 class Embedding:
     """Rows of the table of each client: tokens [n, …, s] to [n, …, width, s].
 
-    The gradient of a word that does not exist would be a neighbor's: the outputs of a client with such a word are not a number,
-    and so is its update, which counts as 0.
+    A word that does not exist would be a neighbor's: the outputs of its client are not a number, and its update counts as 0.
     """
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
@@ -243,10 +236,7 @@ def _clients(tokens: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dropout:
-    """y = x·mask/(1 − p) on [n, …, s], the mask being drawn from the clients' keys [n], the second input.
-
-    `call` is which of the draws of a pass this is, counted from 1 as `Drawing` counts; with `channels` whole ones are dropped.
-    """
+    """y = x·mask/(1 − p) on [n, …, s], for the draw number `call` of a pass from the clients' keys [n], the second input."""
 
     p: float
     call: int

@@ -29,9 +29,9 @@ class ProgramStep:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in order; every trained parameter belongs to one step, so its gradient is whole when that step has gone backward.
+    """Steps in order, the number of the network's output, and the parameters and buffers that are not trained, held once.
 
-    `output` is the number of the network's output, and `frozen` are parameters and buffers that are not trained, held once.
+    Every trained parameter belongs to one step, so its gradient is whole when that step has gone backward.
     """
 
     steps: tuple[ProgramStep, ...]
