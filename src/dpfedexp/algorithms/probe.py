@@ -40,7 +40,7 @@ class Extras:
         evaluations: measurements of the model.
         rate_votes: how often the local rate and the first clip are voted on, where the rate sets itself: once for every candidate
             that does not take another's.
-        scale_votes: how often the rate is rescaled; None for once after each of `scale_rounds`.
+        scale_votes: how often the rate is rescaled; None for once after each of `scale_rounds`, with large noise.
         candidate_votes: votes on the best candidate of a tournament.
     """
 
@@ -161,6 +161,27 @@ def make_probe(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Probe:
     return Probe(mechanism.asking(RATE, rate), mechanism.asking(CLIP, clip), mechanism.asking(SCALE, rate), rounds)
 
 
+def with_scale_votes(
+    extras: Extras,
+    algorithm: Algorithm,
+    local: LocalOptimizer | None,
+    dimension: int,
+    cohort: float,
+    sampling: Sampling,
+    rounds: int,
+    secure: Secure,
+) -> Extras:
+    """The extras with the number of votes on the rate's scale that the run's noise asks for.
+
+    The noise is that of a run with all of them. With fewer votes there is less noise, so small noise stays small.
+    """
+    votes, one_time = extra_releases(algorithm, local, rounds, sampling, extras)
+    if not votes or extras.scale_votes is not None:
+        return extras
+    mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=votes, one_time=one_time)
+    return replace(extras, scale_votes=len(scale_rounds(rounds, mechanism.noise_share(dimension, cohort) or 0.0)))
+
+
 def bind(
     algorithm: Algorithm,
     local: LocalOptimizer | None,
@@ -178,6 +199,7 @@ def bind(
     settings announced get the same three.
     """
     sampling, cohort = participation.sampling(population), participation.expected(population)
+    extras = with_scale_votes(extras, algorithm, local, dimension, cohort, sampling, rounds, secure)
     asks, one_time = extra_releases(algorithm, local, rounds, sampling, extras)
     mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=(*asks, *votes), one_time=one_time)
     measured = evaluation_mechanism(mechanism, rounds, sampling, extras.evaluations) if extras.evaluations else None
