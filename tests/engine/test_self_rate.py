@@ -104,7 +104,7 @@ def test_with_large_noise_the_scale_is_voted_on_once_more_and_the_target_is_spen
     clients, epsilon, rounds, tmp_path
 ):
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=epsilon)
-    made = run(regression(clients), algorithm, rounds=3, folder=tmp_path / "run")
+    made = run(regression(clients), algorithm, rounds=3, out=tmp_path / "run")
     assert [entry.round for entry in made.ledger.entries if entry.event.question == "rate scale"] == rounds
     assert made.privacy.epsilon_total == pytest.approx(epsilon, rel=1e-6)
     assert verify.outcome(verify.verify_run(tmp_path / "run")) == "holds"
