@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command("paper")(paper.paper)
 app.command("suite")(suite.suite)
+app.command("tuned")(suite.tuned)
 app.command("explore")(suite.explore)
 app.command("overview")(suite.overview)
 app.command("bench")(bench.bench)

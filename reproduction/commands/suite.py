@@ -1,4 +1,4 @@
-"""`python -m reproduction suite | explore | overview`: algorithms compared on real federations, and what shows the results."""
+"""`python -m reproduction suite | tuned | explore | overview`: algorithms compared on federations, and what shows the results."""
 
 from __future__ import annotations
 
@@ -66,6 +66,42 @@ def suite(
     )
     made.show(console)
     console.print(f"Written: [bold]{out / 'suite.md'}[/], [bold]{out / 'report.html'}[/]", highlight=False)
+
+
+def tuned(
+    half: Annotated[Literal["tuning", "held-out"], typer.Argument(help="Which half of the problems.")],
+    problems: Annotated[
+        list[str] | None,
+        typer.Option("--problems", help="Only these of the half, separated by commas.", show_default=False),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of every setting.")] = 2,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs side by side.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …", show_default=False)] = None,
+    precision: Annotated[Literal["fp32", "tf32", "bf16"], typer.Option(help="Of local training.")] = "fp32",
+    data: Annotated[str | None, typer.Option(help="Folder with MNIST and CIFAR-10.", show_default=False)] = None,
+    prepared: Annotated[
+        str | None, typer.Option(help="Folder of the prepared natural problems.", show_default=False)
+    ] = None,
+    limit_seconds: Annotated[
+        float | None, typer.Option(min=0.0, help="Begin no run after so many seconds.", show_default=False)
+    ] = None,
+    recorded: Annotated[bool, typer.Option("--recorded", help="Run nothing; rebuild from the recorded runs.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("tuned-results"),
+) -> None:
+    """Compare `fit` with rivals tuned on the test data: constants are chosen on the tuning half, the held-out half judges them."""
+    from dpfedexp.report.document import wide
+    from reproduction.suite import tuned as comparison
+    from reproduction.suite.problem import Folders
+    from reproduction.suite.suite_runs import Place
+
+    names = [name.strip() for text in problems or () for name in text.split(",") if name.strip()]
+    place = Place(Folders(prepared, data), device, precision, workers, limit_seconds)
+    console = wide()
+    made = comparison.compare(
+        half, names, seeds, place, out, recorded=recorded, say=lambda text: typer.echo(text, err=True)
+    )
+    made.show(console)
+    console.print(f"Written: [bold]{out / f'tuned-{half}.md'}[/]", highlight=False)
 
 
 def explore(

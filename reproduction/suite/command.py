@@ -29,7 +29,7 @@ def size(quick: bool, seeds: int) -> Size:
 
 def prepare(names: Sequence[str], folder: str | None, shakespeare: str | None) -> list[Path]:
     """Writes the named natural problems, or all of them, where they are not there yet."""
-    chosen = [PROBLEMS[name].stored for name in _checked(names) or PROBLEMS]
+    chosen = [PROBLEMS[name].stored for name in check_names(names) or PROBLEMS]
     return preparing.prepare([stored for stored in chosen if stored is not None], folder, shakespeare)
 
 
@@ -44,14 +44,14 @@ def suite(names: Sequence[str], size: Size, place: Place, out: Path, recorded: b
         recorded: build from what is recorded; run nothing.
         say: hears a sentence about whatever is left out.
     """
-    chosen = _checked(names) or list(QUICK_PROBLEMS if size == QUICK else PROBLEMS)
+    chosen = check_names(names) or list(QUICK_PROBLEMS if size == QUICK else PROBLEMS)
     if recorded:
         lines = Lines(out)
     else:
         for contender in CONTENDERS.values():
             if contender.why_missing:
                 say(f"{contender.label} is left out: {contender.why_missing}")
-        chosen = [name for name in chosen if _is_there(name, place, say, asked=name in names)]
+        chosen = [name for name in chosen if is_there(name, place, say, asked=name in names)]
         lines, outcome = run_suite(chosen, size, out, place)
         for failure in outcome.failed:
             say(f"Failed, and not recorded: {failure}")
@@ -89,14 +89,14 @@ def explore(out: Path, folder: Path | None) -> Path:
     return out
 
 
-def _checked(names: Sequence[str]) -> list[str]:
+def check_names(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in PROBLEMS:
             raise InputError(f"problems has {name!r}, which does not exist.{nearest(name, PROBLEMS)}")
     return list(dict.fromkeys(names))
 
 
-def _is_there(name: str, place: Place, say: Say, asked: bool) -> bool:
+def is_there(name: str, place: Place, say: Say, asked: bool) -> bool:
     """Whether the problem's data can be read; asked for by name, one that can't is an error."""
     try:
         fingerprint(PROBLEMS[name], place.folders)

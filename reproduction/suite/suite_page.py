@@ -176,17 +176,22 @@ def _below(series: Series, top: float) -> Series:
 
 def write_markdown(made: Section, folder: Path) -> Path:
     """`suite.md` beside the figures."""
+    path = folder / "suite.md"
+    replace_text(path, markdown(made))
+    return path
+
+
+def markdown(made: Section, pictures: Sequence[str] = ()) -> str:
+    """A section as text; `pictures` are files in its folder that are not charts of the section."""
     lines = [f"# {made.title}", "", *(f"{paragraph}\n" for paragraph in made.text)]
     for claim in made.claims:
         lines.append(f"- {'holds' if claim.holds else '**does not hold**'}: {claim.text}: {claim.seen}.")
+    lines += [line for picture in pictures for line in ("", f"![{made.title}]({picture})")]
     for one in made.tables:
         lines += ["", f"## {one.title}", "", _row(one.columns), _row(["---"] * len(one.columns)), *map(_row, one.rows)]
     for chart in made.charts:
         lines += ["", f"## {chart.title}", "", f"![{chart.title}]({chart.name}.svg)", "", chart.caption]
-    lines += ["", *(f"{note}\n" for note in made.notes), f"Made by `{made.command}`.", ""]
-    path = folder / "suite.md"
-    replace_text(path, "\n".join(lines))
-    return path
+    return "\n".join([*lines, "", *(f"{note}\n" for note in made.notes), f"Made by `{made.command}`.", ""])
 
 
 def _row(cells: Sequence[str]) -> str:

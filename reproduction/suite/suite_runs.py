@@ -129,9 +129,25 @@ class Outcome:
 
 def run_suite(problems: Sequence[str], size: Size, folder: Path, place: Place) -> tuple[Lines, Outcome]:
     """Makes what is not recorded: first FedAvg's grid of local rates, which decides the rate of all others, then the contest."""
-    lines, outcome, began = Lines(folder), Outcome(), time.monotonic()
     chosen = [PROBLEMS[name] for name in problems]
-    for problem in chosen:
+
+    def first(lines: Lines) -> Iterable[SuiteRun]:
+        return (run for problem in chosen for runs in grid(problem, "fedavg", LEADING, size) for run in runs)
+
+    def contest(lines: Lines) -> Iterable[SuiteRun]:
+        rated = [(problem, best_rate(problem, lines.result, size)) for problem in chosen]
+        staged = [list(stages(problem, lr, size)) for problem, lr in rated if lr is not None]
+        return (run for stage in zip(*staged, strict=True) for runs in stage for run in runs)
+
+    return run_stages(chosen, folder, place, (first, contest))
+
+
+def run_stages(
+    problems: Sequence[Problem], folder: Path, place: Place, staged: Iterable[Callable[[Lines], Iterable[SuiteRun]]]
+) -> tuple[Lines, Outcome]:
+    """Makes the runs of each stage that are not recorded; a stage sees the lines of those before it."""
+    lines, outcome, began = Lines(folder), Outcome(), time.monotonic()
+    for problem in problems:
         lines.data(problem, fingerprint(problem, place.folders))
     made_by = place.provenance()
 
@@ -139,13 +155,12 @@ def run_suite(problems: Sequence[str], size: Size, folder: Path, place: Place) -
         return float("inf") if place.limit_seconds is None else place.limit_seconds - (time.monotonic() - began)
 
     with _pool(place.workers) as pool:
-
-        def make(runs: Iterable[SuiteRun]) -> None:
-            absent = lines.missing(runs)
+        for stage in staged:
+            absent = lines.missing(stage(lines))
             costs, ended = {run: lines.seconds(run.problem_name) for run in absent}, 0
             with JobProgress("suite", list(costs.values())) as progress:
                 shown = partial(progress.bar.update, progress.row)
-                for run, done in _finished(absent, place, pool, left, lambda text: shown(description=text)):
+                for run, done in _finished(absent, place, pool, left, shown):
                     if isinstance(done, Exception):
                         outcome.failed.append(f"{run.name}: {done}")
                     else:
@@ -153,11 +168,6 @@ def run_suite(problems: Sequence[str], size: Size, folder: Path, place: Place) -
                     progress.advance(costs[run])
                     ended += 1
             outcome.stopped |= ended < len(absent)
-
-        make(run for problem in chosen for runs in grid(problem, "fedavg", LEADING, size) for run in runs)
-        rated = [(problem, best_rate(problem, lines.result, size)) for problem in chosen]
-        staged = [list(stages(problem, lr, size)) for problem, lr in rated if lr is not None]
-        make(run for stage in zip(*staged, strict=True) for runs in stage for run in runs)
     return lines, outcome
 
 
@@ -176,14 +186,14 @@ def _finished(
     place: Place,
     pool: ProcessPoolExecutor | None,
     left: Callable[[], float],
-    show: Callable[[str], object],
+    show: Callable[..., object],
 ) -> Iterator[tuple[SuiteRun, Done]]:
     """Each run as it ends, as (result, seconds) or as what went wrong. No more are begun than there are processes."""
     if pool is None:
         for run in runs:
             if left() <= 0:
                 return
-            show(run.name)
+            show(description=run.name)
             yield run, _one(run, place)
         return
     waiting = list(reversed(runs))
@@ -195,7 +205,7 @@ def _finished(
         if not at_work:
             return
         first = next(iter(at_work.values())).name
-        show(first if len(at_work) == 1 else f"{first}, and {len(at_work) - 1} more")
+        show(description=first if len(at_work) == 1 else f"{first}, and {len(at_work) - 1} more")
         for future in wait(at_work, return_when=FIRST_COMPLETED).done:
             try:
                 yield at_work.pop(future), future.result()

@@ -112,8 +112,11 @@ def test_the_first_guess_is_lower_only_where_noise_is_longer_than_any_update():
     assert [rate_for_noise(0.2, n) for n in (0.0, 0.5, 1.0, 4.0, 64.0)] == pytest.approx([0.2, 0.2, 0.2, 0.1, 0.025])
 
 
-def test_the_rate_is_rescaled_twice_and_never_after_the_last_round():
-    assert [scale_rounds(rounds) for rounds in (1, 2, 3, 10, 50, 100)] == [(), (1,), (1,), (1, 3), (3, 14), (6, 28)]
+def test_the_rate_is_rescaled_twice_with_large_noise_once_more_and_never_after_the_last_round():
+    rounds = (1, 2, 3, 10, 50, 100)
+    assert [scale_rounds(number, 1.0) for number in rounds] == [(), (1,), (1,), (1, 3), (3, 14), (6, 28)]
+    assert [scale_rounds(number, 1.1) for number in rounds] == [(), (1,), (1, 2), (1, 3, 6), (3, 14, 28), (6, 28, 55)]
+    assert scale_rounds(50) == (3, 14, 28), "before the noise is known, all that a run may ask for"
 
 
 def test_clients_look_both_ways_of_a_public_noise_that_grows_with_the_factor_and_the_rounds_that_are_left():
@@ -122,8 +125,8 @@ def test_clients_look_both_ways_of_a_public_noise_that_grows_with_the_factor_and
     torch.testing.assert_close(one + other, 8.0 * w)
     assert float((one - other).std()) == pytest.approx(2 * 4.0 * 0.5, rel=0.1)
     assert torch.equal(moves(anchor, w, 0.5, 4.0)[0], one), "the same for every client"
-    assert shake_of(4.0, 9) == pytest.approx(SHAKE * 2.0 * 3.0)
-    assert shake_of(4.0, 0) == 0.0
+    assert [shake_of(4.0, 9, n) for n in (0.0, 1.0, 4.0)] == pytest.approx([SHAKE * 6.0, SHAKE * 6.0, SHAKE * 3.0])
+    assert shake_of(4.0, 0, 1.0) == 0.0
 
 
 def test_a_client_votes_for_the_factor_with_its_lowest_loss_and_abstains_near_the_anchor():

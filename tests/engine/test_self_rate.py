@@ -21,7 +21,7 @@ from dpfedexp import (
 )
 from dpfedexp.accounting import Ledger, compose
 from dpfedexp.algorithms.algorithm import with_aggregation
-from dpfedexp.algorithms.probe import UPDATE, extra_releases, make_probe
+from dpfedexp.algorithms.probe import UPDATE, bind, extra_releases, make_probe
 from dpfedexp.algorithms.round import Full
 from dpfedexp.core.local_rate import RATES
 from dpfedexp.engine import checkpoint, verify
@@ -93,14 +93,25 @@ def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with
     assert set(made.privacy.votes) == {"local rate", "first clip", "within clip", "improved", "rate scale"}
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 16.0])
-def test_rate_clip_and_their_votes_together_cost_a_cohort_of_1000_at_most_two_per_cent_more_noise(epsilon):
-    sampling = Full().sampling(1000)
+@pytest.mark.parametrize(("epsilon", "dimension", "most"), [(1.0, 100, 1.02), (16.0, 100, 1.02), (1.0, 10_000, 1.025)])
+def test_rate_clip_and_their_votes_together_cost_a_cohort_of_1000_little_noise(epsilon, dimension, most):
+    """At most 2%, and 2.5% with large noise, where the rate's scale is voted on once more."""
     adaptive, fixed = (cdp_fedexp(clip=clip, target_epsilon=epsilon) for clip in ("adaptive", 1.0))
-    votes, one_time = extra_releases(adaptive, AUTO, 50, sampling)
-    everything = adaptive.bind(100, 1000.0, sampling, 50, votes=votes, one_time=one_time)
-    nothing = fixed.bind(100, 1000.0, sampling, 50)
-    assert 1.0 < everything.noise_multiplier / nothing.noise_multiplier <= 1.02
+    everything, probe, _ = bind(adaptive, AUTO, dimension, 1000, Full(), 50, False)
+    nothing = fixed.bind(dimension, 1000.0, Full().sampling(1000), 50)
+    assert len(probe.scale_rounds) == (2 if dimension == 100 else 3)
+    assert 1.0 < everything.noise_multiplier / nothing.noise_multiplier <= most
+
+
+@pytest.mark.parametrize(("clients", "epsilon", "rounds"), [(400, 16.0, [1]), (24, 1.0, [1, 2])])
+def test_with_large_noise_the_scale_is_voted_on_once_more_and_the_target_is_spent_either_way(
+    clients, epsilon, rounds, tmp_path
+):
+    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=epsilon)
+    made = run(regression(clients), algorithm, rounds=3, out=tmp_path / "run")
+    assert [entry.round for entry in made.ledger.entries if entry.event.question == "rate scale"] == rounds
+    assert made.privacy.epsilon_total == pytest.approx(epsilon, rel=1e-6)
+    assert verify.outcome(verify.verify_run(tmp_path / "run")) == "holds"
 
 
 def test_the_probe_leaves_the_model_as_it_is_and_happens_once(clients):

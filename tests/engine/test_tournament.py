@@ -172,7 +172,8 @@ def test_fit_compares_multiples_of_the_voted_rate_under_one_promise():
     assert asked.count(CANDIDATE) == 1
     # After the first round one candidate is left, so that the rate is rescaled as often as without a tournament.
     assert asked.count("rate scale") == 2
-    assert 49.9 < made.privacy.epsilon_total <= 50.0
+    # A third vote on the scale is reserved, because candidates may differ in their noise; with small noise it is not asked.
+    assert 49.7 < made.privacy.epsilon_total <= 50.0
     assert any("of 2 candidates" in fact for fact in made.privacy.choices)
 
 

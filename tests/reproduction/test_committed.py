@@ -17,10 +17,10 @@ from reproduction.paper.results import record as recording
 from reproduction.paper.results.collected import file_of, images_of, key_of
 from reproduction.paper.results.record import MNIST, Record
 from reproduction.paper.results.size import Size
-from reproduction.suite import command, suite_page
+from reproduction.suite import command, suite_page, tuned
 from reproduction.suite.overview import overview
 from reproduction.suite.problems import PROBLEMS
-from reproduction.suite.suite_runs import Lines
+from reproduction.suite.suite_runs import Lines, Place
 
 from dpfedexp.engine import plot
 from dpfedexp.report.document import Section
@@ -195,3 +195,11 @@ def test_the_explorers_numbers_are_those_of_the_tables(rebuilt):
     for key, (mean, rate) in numbers.items():
         assert mean == pytest.approx(shown[key][0], abs=0.0051 if mean > 2 else 0.000051), key
         assert rate == shown[key][1], key
+
+
+def test_the_comparison_with_tuned_rivals_is_what_its_records_say(tmp_path):
+    committed, name = SUITE.parent / "tuned", "tuned-held-out.md"
+    shutil.copytree(committed / "suite", tmp_path / "suite")
+    tuned.compare("held-out", [], tuned.SEEDS, Place(), tmp_path, recorded=True, say=pytest.fail)
+    again = "python -m reproduction tuned held-out --recorded --out reproduction/experiments/tuned"
+    assert (tmp_path / name).read_text("utf-8") == (committed / name).read_text("utf-8"), again

@@ -7,7 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from reproduction.paper.results.planned import Result
-from reproduction.suite import command, stored, suite_page, suite_plan, suite_runs, synthetic_problems, table, tables
+from reproduction.suite import (
+    command,
+    stored,
+    suite_page,
+    suite_plan,
+    suite_runs,
+    synthetic_problems,
+    table,
+    tables,
+    tuned,
+)
 from reproduction.suite.contenders import CONTENDERS, DELTA
 from reproduction.suite.problems import HALVES, PROBLEMS, coin
 from reproduction.suite.stored import Rows, split
@@ -15,6 +25,7 @@ from reproduction.suite.suite_plan import LEADING, Size, SuiteRun
 from reproduction.suite.suite_runs import Place, run_suite
 
 from dpfedexp import Sgd, dp_fedavg, train
+from dpfedexp.core import local_rate
 from dpfedexp.data.data_sets import DATA_SETS
 from dpfedexp.errors import InputError
 
@@ -213,3 +224,34 @@ def test_sizes_of_the_uneven_problem_follow_a_power_law(monkeypatch):
     # Half of the clients have at most 1/(1 − (1 − 1000^(−1/2))/2)² = 3.7 rows, the largest hundreds.
     assert sizes[500] in (3, 4)
     assert 400 < sizes[-1] <= 1000
+
+
+def test_fit_is_compared_with_the_best_of_all_tuned_rivals_on_their_seeds(tmp_path):
+    """Safe FedEXP at the middle of the grid is the best rival, a point below `fit`; a `fit` that is worse comes first, marked."""
+    good = tuned.pair(PROBLEMS["classes-0"], 8.0, 2, made_up_result)
+    assert (good.best, good.seeds, len(good.grid)) == ("safe FedEXP, 0.1, 1", 2, 20)
+    assert good.lost == pytest.approx(-1.0)
+    worse = tuned.pair(PROBLEMS["regression-0"], 2.0, 2, lambda run: made_up_result(run, ADVANTAGE | {"fit": -0.01}))
+    # Losses are 0.3·exp(−3·quality): 0.04 less of it is 12.7% more, over the 2% that count as a point.
+    assert worse.lost == pytest.approx((math.exp(0.12) - 1.0) / 0.02)
+    made = tuned.section("held-out", [good, worse], "command")
+    assert [row[0] for row in made.tables[0].rows] == ["regression-0", "classes-0"]
+    assert [row[-1].endswith(table.MARK) for row in made.tables[0].rows] == [True, False]
+    assert [claim.holds for claim in made.claims] == [False, False, True]
+    tuned.draw("held-out", [good, worse], tmp_path / "one.svg")
+    tuned.draw("held-out", [good, worse], tmp_path / "two.svg")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_a_pair_without_all_of_its_rivals_is_not_compared():
+    def cut(run):
+        return None if run.contender_name == "safe" and run.lr == 1.0 else made_up_result(run)
+
+    assert tuned.pair(PROBLEMS["classes-0"], 8.0, 1, cut) is None
+
+
+def test_a_run_of_fit_is_recorded_with_the_constants_of_its_rate_rule(monkeypatch):
+    (run,) = tuned.fits(PROBLEMS["classes-0"], 8.0, 1)
+    before = run.full_settings
+    monkeypatch.setattr(local_rate, "SHAKE", 0.3)
+    assert run.full_settings != before

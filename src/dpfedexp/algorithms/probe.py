@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class Extras:
         evaluations: measurements of the model.
         rate_votes: how often the local rate and the first clip are voted on, where the rate sets itself: once for every candidate
             that does not take another's.
-        scale_votes: how often the rate is rescaled; None for once after each of `scale_rounds`.
+        scale_votes: how often the rate is rescaled; None for once after each of `scale_rounds`, with large noise.
         candidate_votes: votes on the best candidate of a tournament.
     """
 
@@ -54,6 +54,8 @@ class Extras:
 class Probe:
     """The votes that choose the local rate: their mechanisms, and after which rounds the rate is rescaled.
 
+    `noise_share` is the run's n. Before it is known it is infinite, and all votes are counted that a run may ask for.
+
     Formal guarantee: a client's answer is one bin, clipped to norm ½. So all the bins together
     move by at most ½ when the client is left out and by at most 1 when it is replaced, and each has noise that is fixed before.
     The event is one Gaussian query (`votes_only`). Without noise nothing is promised.
@@ -63,10 +65,11 @@ class Probe:
     clip: Mechanism
     scale: Mechanism
     rounds: int
+    noise_share: float = math.inf
 
     @property
     def scale_rounds(self) -> tuple[int, ...]:
-        return scale_rounds(self.rounds)
+        return scale_rounds(self.rounds, self.noise_share)
 
     def mechanism(self, purpose: str) -> Mechanism:
         return {RATE: self.rate, CLIP: self.clip, SCALE: self.scale}[purpose]
@@ -158,6 +161,27 @@ def make_probe(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Probe:
     return Probe(mechanism.asking(RATE, rate), mechanism.asking(CLIP, clip), mechanism.asking(SCALE, rate), rounds)
 
 
+def with_scale_votes(
+    extras: Extras,
+    algorithm: Algorithm,
+    local: LocalOptimizer | None,
+    dimension: int,
+    cohort: float,
+    sampling: Sampling,
+    rounds: int,
+    secure: Secure,
+) -> Extras:
+    """The extras with the number of votes on the rate's scale that the run's noise asks for.
+
+    The noise is that of a run with all of them. With fewer votes there is less noise, so small noise stays small.
+    """
+    votes, one_time = extra_releases(algorithm, local, rounds, sampling, extras)
+    if not votes or extras.scale_votes is not None:
+        return extras
+    mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=votes, one_time=one_time)
+    return replace(extras, scale_votes=len(scale_rounds(rounds, mechanism.noise_share(dimension, cohort) or 0.0)))
+
+
 def bind(
     algorithm: Algorithm,
     local: LocalOptimizer | None,
@@ -175,7 +199,11 @@ def bind(
     settings announced get the same three.
     """
     sampling, cohort = participation.sampling(population), participation.expected(population)
+    extras = with_scale_votes(extras, algorithm, local, dimension, cohort, sampling, rounds, secure)
     asks, one_time = extra_releases(algorithm, local, rounds, sampling, extras)
     mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=(*asks, *votes), one_time=one_time)
     measured = evaluation_mechanism(mechanism, rounds, sampling, extras.evaluations) if extras.evaluations else None
-    return mechanism, make_probe(mechanism, rounds, sampling) if asks else None, measured
+    if not asks:
+        return mechanism, None, measured
+    noise_share = mechanism.noise_share(dimension, cohort) or 0.0
+    return mechanism, replace(make_probe(mechanism, rounds, sampling), noise_share=noise_share), measured

@@ -19,7 +19,13 @@ from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms import round as cohorts
 from dpfedexp.algorithms.algorithm import Aggregation, with_aggregation
-from dpfedexp.algorithms.probe import Extras, evaluation_count, evaluation_interval, extra_releases
+from dpfedexp.algorithms.probe import (
+    Extras,
+    evaluation_count,
+    evaluation_interval,
+    extra_releases,
+    with_scale_votes,
+)
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local_optimizer import OPTIMIZERS, SCHEDULES, LocalOptimizer, RateSchedule
 from dpfedexp.core.losses import by_name
@@ -322,10 +328,10 @@ class Settings(SettingsSection):
         sampling = participation.sampling(facts.clients)
         rounds, secure = self.run.rounds, self.run.secure
         many = evaluation_count(rounds, self.interval) if self.run.evaluate else 0
-        votes, one_time = extra_releases(algorithm, self.build_local(), rounds, sampling, Extras(many))
-        mechanism = algorithm.bind(
-            facts.parameters, facts.cohort, sampling, rounds, secure, votes=votes, one_time=one_time
-        )
+        local, dimension, cohort = self.build_local(), facts.parameters, facts.cohort
+        extras = with_scale_votes(Extras(many), algorithm, local, dimension, cohort, sampling, rounds, secure)
+        votes, one_time = extra_releases(algorithm, local, rounds, sampling, extras)
+        mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=votes, one_time=one_time)
         return [mechanism.event(sampling), *(one_time(mechanism) if one_time is not None else ())]
 
     @property

@@ -24,9 +24,12 @@ RADII = tuple(10.0 ** (step / 2) for step in range(-10, 7))
 """The grid on which the first clip is looked for: half decades from 10⁻⁵ to 10³."""
 SCALES = tuple(2.0**step for step in range(-4, 8))
 """The factors that the rate may be rescaled by: from 1/16 to 128."""
-SCALE_TIMES = (0.06, 0.28)
-"""When it is rescaled, as shares of the rounds: after rounds 3 and 14 of 50. The first time most of the way is still to come; the
-second time the first, easy gains are over, and the direction is that of later rounds."""
+SCALE_TIMES = (0.06, 0.28, 0.55)
+"""When it is rescaled, as shares of the rounds: after rounds 3, 14 and 28 of 50. The first time most of the way is still to come.
+The second time the first, easy gains are over, and the direction is that of later rounds. The third time is for large noise only,
+where the first votes see little else. With small noise it would lower rates that are still needed."""
+LARGE_NOISE = 1.0
+"""Noise is large where that of a round's mean update is longer than the clip."""
 SHAKE = 0.6
 """The public noise of such a vote, over that which all rounds that are left would add. The rounds take back some of their noise."""
 MAX_LOSS_DROP = 0.5
@@ -100,15 +103,29 @@ def rate_for_noise(rate: float, noise_share: float) -> float:
     return rate / math.sqrt(max(1.0, noise_share))
 
 
-def scale_rounds(rounds: int) -> tuple[int, ...]:
-    """After which rounds the rate is rescaled; never after the last."""
-    found = {max(1, round(share * rounds)) for share in SCALE_TIMES}
+def scale_rounds(rounds: int, noise_share: float = math.inf) -> tuple[int, ...]:
+    """After which rounds the rate is rescaled; never after the last.
+
+    Args:
+        rounds: of the run.
+        noise_share: n; without it, all rounds after which any run of this length is asked.
+    """
+    times = SCALE_TIMES if noise_share > LARGE_NOISE else SCALE_TIMES[:2]
+    found = {max(1, round(share * rounds)) for share in times}
     return tuple(sorted(number for number in found if number < rounds))
 
 
-def shake_of(variance: float, rounds_left: int) -> float:
-    """The standard deviation of the public noise, from the variance of a round's noise in a coordinate of the model."""
-    return SHAKE * math.sqrt(variance * max(0, rounds_left))
+def shake_of(variance: float, rounds_left: int, noise_share: float) -> float:
+    """The standard deviation of the public noise.
+
+    It is divided by √max{1, n}: where noise is large, the loss prefers steps that are shorter than those that accuracy needs.
+
+    Args:
+        variance: of a round's noise in a coordinate of the model.
+        rounds_left: the rounds that are still to come.
+        noise_share: n.
+    """
+    return SHAKE * math.sqrt(variance * max(0, rounds_left) / max(1.0, noise_share))
 
 
 def moves(anchor: Tensor, w: Tensor, shake: float, scale: float) -> tuple[Tensor, Tensor]:

@@ -463,8 +463,8 @@ class Engine:
             return self._scaled(state, rescaled(*found))
         memory = {**state.memory, PENDING: state.memory[PENDING] - 1}
         if purpose == RATE:
-            noise = self.mechanism.noise_share(len(state.w), self.expected) or 0.0
-            memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], rate_for_noise(rate_from_votes(*found), noise))
+            rate = rate_for_noise(rate_from_votes(*found), self._noise_share(state))
+            memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], rate)
         return replace(state, memory=memory, radius=clip_from_votes(*found) if purpose == CLIP else state.radius)
 
     def _scaled(self, state: State, factor: float) -> State:
@@ -479,7 +479,10 @@ class Engine:
     def _shake(self, state: State, rounds: int) -> float:
         """The public noise of a vote on the rate's scale; 0 where the mechanism does not know its own."""
         variance = self.mechanism.at_radius(state.radius).noise_variance(self.expected, self.expected) or 0.0
-        return shake_of(variance, rounds - state.round)
+        return shake_of(variance, rounds - state.round, self._noise_share(state))
+
+    def _noise_share(self, state: State) -> float:
+        return self.mechanism.noise_share(len(state.w), self.expected) or 0.0
 
     @property
     def _votes(self) -> tuple[str, ...]:

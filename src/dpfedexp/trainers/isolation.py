@@ -30,7 +30,7 @@ from dpfedexp.core.modules import Inputs, call, each
 from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError, first_line, require
 from dpfedexp.mechanisms.base import lift
-from dpfedexp.trainers.client_losses import MOST_ROWS, ClientLosses
+from dpfedexp.trainers.client_losses import MOST_ROWS, ClientLosses, all_rows
 from dpfedexp.trainers.draws import seeded_generators, watching_draws
 from dpfedexp.trainers.module_checks import StateCheck
 from dpfedexp.trainers.recording import Recorded, SyntheticClients, Tape, Unrecordable, adversarial, refusal
