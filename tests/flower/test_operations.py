@@ -298,7 +298,7 @@ def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
         (('federation.folder="/a"', "federation.resume=true", 'federation.folder="/b"'), "/b"),
     ):
         assert paths(*settings) == {"federation.folder": str(expected)}
-    with pytest.raises(InputError, match="is not an app of this library"):
+    with pytest.raises(InputError, match="is not an app of dpfedexp"):
         paths_from_here(tmp_path, {}, tmp_path)
     assert paths('federation.nodes="nodes.pub"')["federation.nodes"] == str(tmp_path / "nodes.pub")
     for wrong in ("nonsense", "a.b=", "a.b=1 a.b=2"):

@@ -333,7 +333,9 @@ def _entries(path: Path, records: list[dict[str, Any]]) -> list[LedgerEntry]:
             require(isinstance(run, str) and isinstance(noise, str), "its run or noise is not a name")
             entries.append(LedgerEntry(record["round"], interned.setdefault(event, event), run, noise))
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise LedgerError(f"{path}, line {seq + 1}: not a charge ({error}).") from None
+            raise LedgerError(
+                f"{path}, line {seq + 1}: not a charge ({error}). Restore the ledger from a backup."
+            ) from None
     return entries
 
 
@@ -436,7 +438,7 @@ def _seal(content: dict[str, Any], previous: str) -> tuple[bytes, str]:
 
 def _unseal(path: Path, number: int, line: bytes, previous: str) -> tuple[dict[str, Any], str]:
     changed = LedgerError(
-        f"{path}, line {number}: the line was changed after it was written (its hash does not match)."
+        f"{path}, line {number}: its hash does not match: it was changed after it was written. Restore a backup."
     )
     text, separator, tail = line[:-1].rpartition(b',"hash":"')
     digest = hashlib.sha256(previous.encode() + text + b"}").hexdigest()

@@ -262,7 +262,7 @@ def node(
     limits = Guard.load(guard.expanduser().resolve())
     require(
         bool(limits.apps),
-        f"{str(guard)!r} lists no apps; put the hash that `dpfedexp flower hash` prints into apps = […], once it has been read.",
+        f"{str(guard)!r} lists no apps; put the hash that `dpfedexp flower hash` prints into apps = […], after reviewing the app.",
     )
     check_options(context.args)
     holders = [limits.path]

@@ -229,7 +229,9 @@ def ledgers_below(folder: Path) -> dict[Path, Ledger]:
     try:
         return {run: Ledger.open(run / LEDGER, read_only=True) for run in sorted(runs)}
     except LedgerError as error:
-        raise InputError(f"what the sweep spent is not known: {error} Put it back, or name a new folder.") from None
+        raise InputError(
+            f"what the sweep spent is not known: {error} Restore that ledger, or name a new folder."
+        ) from None
 
 
 def price_below(folder: Path, labels: Mapping[Path, str], delta: float) -> Price:
@@ -253,7 +255,7 @@ def price_below(folder: Path, labels: Mapping[Path, str], delta: float) -> Price
 
 def price(runs: Sequence[tuple[str, Charges]], delta: float, noise_cohort: int | None = None) -> Price:
     """The price of runs, from the setting of every run and its charges."""
-    require(len(runs) > 0, "no run of the sweep was charged anything.")
+    require(len(runs) > 0, "no run of the sweep has a charge on its ledger; start the sweep again in a new folder.")
     private = not any(isinstance(event, NonPrivateEvent) for _, one in runs for event, _ in one)
     require(private, "some runs of the sweep promise no privacy, so that together they promise none.")
     together = compose([charge for _, one in runs for charge in one], delta)

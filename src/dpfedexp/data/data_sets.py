@@ -128,8 +128,8 @@ def find_mnist(data: Path | str | None = None) -> Path | None:
     lacks = _missing(best)
     require(
         not lacks,
-        f"{source} is {str(named)!r}, and {best} lacks {', '.join(lacks)} (each plain or with .gz); "
-        f"put {'it' if len(lacks) == 1 else 'them'} there or name another folder.",
+        f"{source} is {str(named)!r}, but the folder {best} lacks {', '.join(lacks)} (each plain or with .gz); "
+        f"put {'it' if len(lacks) == 1 else 'them'} there, or name another folder.",
     )
     return best
 

@@ -321,7 +321,7 @@ def _check_plain(model: nn.Module) -> None:
     name = type(model).__name__
     require(
         name not in within,
-        f"model is a {name} around another module; give that, {within.get(name)}: this package spreads and compiles.",
+        f"model is a {name} around another module; pass {within.get(name)}: dpfedexp parallelizes and compiles it.",
     )
     require(
         not isinstance(model, torch.jit.ScriptModule),

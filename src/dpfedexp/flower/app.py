@@ -191,7 +191,7 @@ def _written(app: Path) -> dict[str, Any]:
         raise InputError(f"{str(app / 'pyproject.toml')!r} is not valid TOML: {error}.") from None
     except (OSError, KeyError, TypeError, AttributeError):
         raise InputError(
-            f"{str(app)!r} is not an app of this library: its pyproject.toml has no [tool.flwr.app.config.federation] folder."
+            f"{str(app)!r} is not an app of dpfedexp: its pyproject.toml has no key `folder` in [tool.flwr.app.config.federation]."
         ) from None
 
 

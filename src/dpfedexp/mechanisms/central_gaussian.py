@@ -53,7 +53,8 @@ class CentralGaussian(Gaussian):
         )
         alone = (self.clip, self.numerator, self.scalar_multiplier, self.votes) == (MAX_SHARE, None, None, ())
         require(
-            not self.question or alone, f"the question {self.question!r} has a clip other than ½, or more beside it."
+            not self.question or alone,
+            f"the vote {self.question!r} must have clip ½, no numerator and no other votes.",
         )
         voting.check_votes(self.votes)
         for vote in self.votes:

@@ -68,7 +68,7 @@ class Programs:
         """triton's kernels in place of patches and products."""
         found = _with_fused(self.plain, self._pooled) if has_triton() else self.plain
         if found is self.plain:
-            raise InputError("the model has no layer that triton's kernels would speed up, or triton is not here.")
+            raise InputError("the trainer needs triton and a layer that its kernels speed up; use trainer='auto'.")
         # These kernels are made for one precision: each is held to what it stands for, within a network of exact values.
         self._checked(lambda: with_checked_ops(found, self.plain, self.task.precision))
         return found
