@@ -73,6 +73,6 @@ def test_a_fixed_cohort_holds_different_clients_and_never_more_than_there_are(no
 
 @pytest.mark.parametrize("cohort", [9, 10.5, True])
 def test_a_larger_cohort_is_a_whole_number_of_clients_and_no_smaller_than_the_simulated_one(cohort):
-    assert LargerCohort(FixedSize(10), 10, 10.0).factor == 1.0
+    assert LargerCohort(FixedSize(10), 10, stand_ins=10.0).factor == 1.0
     with pytest.raises(InputError, match="at least the 10 that a round simulates"):
-        LargerCohort(FixedSize(10), cohort, 10.0)
+        LargerCohort(FixedSize(10), cohort, stand_ins=10.0)

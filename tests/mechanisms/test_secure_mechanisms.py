@@ -158,7 +158,7 @@ def test_a_secure_run_can_not_be_repeated_from_its_seed_and_says_so(algorithm, s
 
 def test_a_secure_run_draws_who_takes_part_from_the_system_too():
     algorithm = dp_fedavg(clip=0.3, noise_multiplier=2.0, adjacency="add-remove")
-    how = {"local": Sgd(lr=0.02, steps=2), "rounds": 1, "participation": Poisson(0.5), "population": 20, "secure": True}
+    how = {"local": Sgd(lr=0.02, steps=2), "rounds": 1, "participation": Poisson(0.5, population=20), "secure": True}
     seen = set()
     for _ in range(3):
         simulation, _ = prepare(linear_regression(5), PROBLEM.federation, algorithm, **how)

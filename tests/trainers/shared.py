@@ -61,7 +61,8 @@ def bound(
     **options: Any,
 ) -> Engine:
     """A run that is ready to begin."""
-    execution = Execution(device=device, trainer=trainer, chunk_size=chunk_size, precision=precision)
+    how = {"trainer": trainer, "chunk_size": chunk_size, "precision": precision, "seed": options.pop("seed", 0)}
+    execution = Execution(device=device, **how)
     return prepare(model, clients, algorithm or fedavg(), local=local, rounds=rounds, execution=execution, **options)[0]
 
 

@@ -36,14 +36,19 @@ def test_memory_that_is_no_size_is_one_sentence(text):
 def test_a_budget_decides_the_chunk_and_not_the_result():
     clients = federation()
     model = nn.Sequential(nn.Linear(5, 3))
-    options = {"local": Sgd(lr=0.1, steps=2), "execution": "cpu"}
+    options = {"local": Sgd(lr=0.1, steps=2)}
     one = chunk.footprint(simulated(model, clients, options["local"]).task).bytes
     sizes = [
-        prepare(model, clients, fedavg(), rounds=1, execution=Execution(memory=n * one), **options)[0].cohort.chunk_size
+        prepare(model, clients, fedavg(), rounds=1, execution=Execution("cpu", memory=n * one), **options)[
+            0
+        ].cohort.chunk_size
         for n in (0.5, 1, 3.5, 100)
     ]
     assert sizes == [1, 1, 3, 6]
-    runs = [train(model, clients, fedavg(), rounds=2, execution=Execution(memory=n * one), **options) for n in (1, 100)]
+    runs = [
+        train(model, clients, fedavg(), rounds=2, execution=Execution("cpu", memory=n * one), **options)
+        for n in (1, 100)
+    ]
     assert torch.allclose(runs[0].model[0].weight, runs[1].model[0].weight, atol=1e-6)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dpfedexp import Execution, InputError, Sgd, fedavg, train
 from dpfedexp.trainers import select as tune
-from dpfedexp.trainers.execution import execution_on
+from dpfedexp.trainers.execution import as_execution
 from dpfedexp.trainers.select import trainer_again
 from dpfedexp.trainers.steps import Loop, Parallel, Recordings, Vectorized, _pool, cuda_graph
 from tests.trainers.shared import Made, recorded, updates
@@ -95,7 +95,7 @@ def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
 
 
 def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
-    options = {"local": LOCAL, "rounds": 2, "execution": "cpu", "out": tmp_path}
+    options = {"local": LOCAL, "rounds": 2, "out": tmp_path}
 
     def stop(record):
         raise KeyboardInterrupt
@@ -104,7 +104,7 @@ def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         train(NETWORKS["paper"], federation(), fedavg(), execution=execution, on_round=stop, **options)
     monkeypatch.setattr(tune, "_time", lambda *_: pytest.fail("a resumed run does not choose again"))
-    assert train(NETWORKS["paper"], federation(), fedavg(), **options).trainer == "tiled-vectorized"
+    assert train(NETWORKS["paper"], federation(), fedavg(), execution="cpu", **options).trainer == "tiled-vectorized"
     assert trainer_again("tiled-loop", "cuda") == "auto"
     assert trainer_again("fused", "cpu") == "auto"
 
@@ -156,14 +156,11 @@ def test_a_device_beside_an_execution_is_the_same_or_an_error():
     for given in ({"chunk_size": 0}, {"memory": "4 apples"}):
         with pytest.raises(InputError, match=f"{next(iter(given))} is "):
             Execution(**given)
-    assert execution_on("cpu", None) == Execution(device="cpu")
-    assert execution_on(None, Execution(device="cpu", chunk_size=3)) == Execution(device="cpu", chunk_size=3)
-    assert execution_on("cpu", Execution(chunk_size=3)) == Execution(device="cpu", chunk_size=3)
-    assert execution_on(torch.device("cpu"), Execution(device="cpu")).place == torch.device("cpu")
-    with pytest.raises(InputError, match=r"device is 'cpu' and execution\.device is 'cuda'; pass only one of them"):
-        execution_on("cpu", Execution(device="cuda"))
-    with pytest.raises(InputError, match="execution is a dict; it must be an Execution"):
-        execution_on(None, {"chunk_size": 3})
+    assert as_execution("cpu") == Execution(device="cpu")
+    assert as_execution(Execution(device="cpu", chunk_size=3)) == Execution(device="cpu", chunk_size=3)
+    assert as_execution(torch.device("cpu")).place == torch.device("cpu")
+    with pytest.raises(InputError, match="execution is a dict; it must be a device such as 'cuda', or an Execution"):
+        as_execution({"chunk_size": 3})
 
 
 class Graph:

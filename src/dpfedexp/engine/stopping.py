@@ -137,6 +137,7 @@ class EarlyStopping:
         return gain > 0.0 and gain >= self.min_delta
 
 
+@checked
 class OnAdvice:
     """A callback that gets the advice about a run (docs/advice.md) instead of its records; give it as `on_round`.
 
