@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 from dpfedexp import InputError
 from dpfedexp.accounting import Ledger
 from dpfedexp.cli import app
-from dpfedexp.engine.private_folder import SingleWriter
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import LedgerError
@@ -121,7 +120,7 @@ def test_without_locks_the_copy_that_was_overtaken_is_refused_before_its_clients
 
 @pytest.mark.parametrize(
     ("owner", "name", "charges"),
-    [(Simulation, "collect", 2), (SingleWriter, "move", 3)],
+    [(Simulation, "collect", 2), (Ledger, "_move_witnesses", 3)],
     ids=["while clients train", "between the last check and the move of the anchor"],
 )
 def test_without_locks_the_second_of_two_copies_to_charge_releases_nothing(tmp_path, monkeypatch, owner, name, charges):

@@ -44,7 +44,6 @@ from dpfedexp.engine import checkpoint
 from dpfedexp.engine import ranks as distributed
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.private_folder import SingleWriter
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.verify import outcome, verify_run
@@ -209,7 +208,7 @@ def test_kills_at_random_moments_change_nothing(work, tmp_path, processes):
 
 
 def killed_between_charge_and_anchor():
-    killed_when(SingleWriter, "move", lambda anchor, ledger: len(ledger) == 2)
+    killed_when(Ledger, "_move_witnesses", lambda ledger: len(ledger) == 2)
 
 
 def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies_one_goes_on(

@@ -194,8 +194,7 @@ class Ledger:
         self.check_newest()
         self._after[-1] += self._append({"run": run, "seal": digests})
         self.seals.append((len(self), run, digests))
-        for witness in self.witnesses:
-            witness.move(self)
+        self._move_witnesses()
 
     def sealed(self, run: str) -> dict[str, str] | None:
         """The digests of the run's last seal; None where it has none, or was charged since."""
@@ -240,9 +239,12 @@ class Ledger:
             self._after.append(self._append({**(note or {}), **named, "event": to_json(event)}))
             self._entries.append(entry)
             self._paid[entry.release] = event
+        self._move_witnesses()
+        return paid is None
+
+    def _move_witnesses(self) -> None:
         for witness in self.witnesses:
             witness.move(self)
-        return paid is None
 
     def check_newest(self) -> None:
         """Raises `LedgerError` where a witness knows of charges that this ledger lacks: another copy of it was charged."""
