@@ -1,8 +1,8 @@
 """The engine of every run: send requests to the cohort, charge the ledger, release, update the model.
 
-An `Engine` decides everything about a run and is independent of the transport. A `Cohort` answers a `Request` with sums and public
-counts and decides nothing about privacy. Its clients are simulated here (`simulated`), on several ranks (`ranks`), or behind
-Flower.
+An `Engine` decides everything about a run and does not depend on the transport. A `Cohort` answers a `Request` with sums and
+public counts and decides nothing about privacy: simulated clients (`simulated`), also on several ranks (`ranks`), or Flower's
+nodes.
 """
 
 from __future__ import annotations
@@ -427,8 +427,7 @@ class Engine:
         budget: Budget | None = None,
         save: Callable[[State], None] = lambda state: None,
     ) -> State:
-        """Hold the votes that are due before the next round, on the local rate, the first clip and the candidates; return the
-        state.
+        """Hold the votes due before the next round, on local rate, first clip and candidates; return the new state.
 
         Each vote is charged before its release, and `save` is called after it, so that no vote is held twice.
         """
@@ -470,8 +469,7 @@ class Engine:
         return replace(state, memory=memory, radius=clip_from_votes(*found) if purpose == CLIP else state.radius)
 
     def _scaled(self, state: State, factor: float) -> State:
-        """The state as if the rounds since the anchor had moved `factor` times as far, with the rate and an adaptive clip scaled
-        too."""
+        """The state as if rounds since the anchor had moved `factor` times as far; the rate and an adaptive clip are scaled too."""
         anchor, memory = state.memory[ANCHOR], dict(state.memory)
         w = anchor + factor * (state.w - anchor)
         memory[LOCAL_RATE] = (memory[LOCAL_RATE] * factor).clamp(max=RATES[-1])

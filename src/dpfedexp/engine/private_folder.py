@@ -392,8 +392,7 @@ def _rows(clients: Clients) -> Iterator[torch.Tensor]:
 
 
 def _gathered(clients: Clients, some: torch.Tensor, positions: torch.Tensor) -> Iterable[torch.Tensor]:
-    """The rows of some clients. If reading them fails, the client numbers instead: the failure is private, and the clients count
-    as zero in their rounds."""
+    """The rows of some clients, or their numbers where reading fails: the failure is private, and they count as zero."""
     try:
         return tree_leaves(clients.gather(some, positions, torch.device("cpu")))
     except Exception:

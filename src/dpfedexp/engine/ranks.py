@@ -45,8 +45,7 @@ _ROWS = 4096
 
 
 def join() -> bool:
-    """Join the process group of `torchrun` or any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, if there is
-    one. Returns whether this process is in a group."""
+    """Join the process group of `torchrun`, or of any launcher that sets its variables; return whether there is a group."""
     world = os.environ.get("WORLD_SIZE", "1")
     require(world.isdigit() and int(world) >= 1, f"WORLD_SIZE is {world!r}; it must be a positive whole number.")
     if int(world) == 1 or dist.is_initialized():
@@ -223,8 +222,7 @@ class RankCohort(Cohort):
         )
 
     def _mine(self, cohort: Tensor) -> Tensor:
-        """Positions of this rank's clients in the cohort: dealt out by size for even work, or without sizes where they are
-        private."""
+        """Positions of this rank's clients in the cohort: shared by size for even work, or without sizes where they are private."""
         simulation = self.simulation
         sizes = simulation.task.clients.sizes
         isolated = simulation.unit is not None

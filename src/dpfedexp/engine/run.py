@@ -253,8 +253,7 @@ def call_text(name: str, given: Mapping[str, object]) -> str:
 
 
 def argument_text(value: object) -> str:
-    """Format an argument: numbers and strings by repr, dataclasses by the fields that differ from the defaults, others by class
-    name."""
+    """Format an argument: numbers and strings by repr, dataclasses by their non-default fields, others by class name."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     name = getattr(value, "__qualname__", type(value).__qualname__)

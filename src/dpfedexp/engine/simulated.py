@@ -71,8 +71,7 @@ class Simulation(Cohort):
 
     @property
     def present(self) -> int:
-        """The number of clients in the data. It is private under add-remove adjacency, so only sampling and memory may depend on
-        it."""
+        """The number of clients in the data. It is private under add-remove adjacency: only for sampling and memory."""
         return len(self.task.clients)
 
     @property
@@ -99,8 +98,7 @@ class Simulation(Cohort):
         return cohort
 
     def groups(self, request: Request, groups: int) -> Tensor:
-        """The group of each client in this round of a tournament, [present]. A client's group does not depend on other clients'
-        data.
+        """The group of each client in this round of a tournament, [present], which depends on no client's data.
 
         Where the number of clients is public, groups have equal sizes. Otherwise each client draws its group independently.
         """
@@ -308,8 +306,7 @@ class Simulation(Cohort):
     def _control(
         self, control: Tensor, client_controls: Tensor, clients: Tensor, delta: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """SCAFFOLD's new control variate c_i − c − Δ_i/(τη_l), with the client's clipped update, which stays private, or its
-        report.
+        """SCAFFOLD's new control variate c_i − c − Δ_i/(τη_l), from the client's clipped update (kept private) or its report.
 
         Only clients that hold rows are returned; the others keep their control variates.
         """
@@ -341,8 +338,7 @@ class OneGroup:
 
 
 def _unchanged(w: Tensor) -> Callable[..., None]:
-    """Return a function that checks that the released model has not changed: it compares after every chunk, and raises if
-    `judged`."""
+    """Return a function that compares the released model with its first bits, after every chunk; if `judged`, it raises."""
     before, same = w.clone(), torch.ones((), dtype=torch.bool, device=w.device)
 
     def compare(*, judged: bool = False) -> None:

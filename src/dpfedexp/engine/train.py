@@ -259,8 +259,7 @@ def _filled(model: nn.Module, layout: Layout, w: torch.Tensor) -> nn.Module:
 def make_evaluator(
     evaluation: Evaluation | None, clients: Clients, simulation: Simulation, model: nn.Module
 ) -> Evaluator | None:
-    """Build the evaluator of the model on a test set or by a function; None without one. A test set is tried before the first
-    round."""
+    """Build the evaluator for a test set or a function; None without one. A test set is tried before the first round."""
     if evaluation is None:
         return None
     if callable(evaluation.on):

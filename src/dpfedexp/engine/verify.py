@@ -166,8 +166,7 @@ def _left(
 
 
 def _announced(run: Path, ledger: Ledger, own: str | None, name: str) -> Any:
-    """A field that the run announced before its first round: in its ledger's header, or in `run.json` if another run began the
-    ledger."""
+    """A field that the run announced before its first round: in its ledger's header, or in `run.json` for a shared ledger."""
     if ledger.header.get("run") == own:
         return ledger.header.get(name)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
