@@ -1,8 +1,7 @@
 """The engine of every run: send requests to the cohort, charge the ledger, release, update the model.
 
-An `Engine` decides everything about a run and does not depend on the transport. A `Cohort` answers a `Request` with sums and
-public counts and decides nothing about privacy: simulated clients (`simulated`), also on several ranks (`ranks`), or Flower's
-nodes.
+An `Engine` decides everything about a run and is independent of the transport. A `Cohort` answers a `Request` with sums and public
+counts, and decides nothing about privacy. Its clients are simulated (`simulated`), also on several ranks (`ranks`), or on Flower.
 """
 
 from __future__ import annotations

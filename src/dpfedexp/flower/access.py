@@ -1,8 +1,7 @@
 """Access control: local users, node keys, request paths, and the supported versions of Flower.
 
 A node's id is computed from its public key, so it is the same after every restart and on every SuperLink; Flower draws ids and
-loses them with its database. So a list of keys is a list of ids: the SuperLink admits only these nodes, and a run asks only these
-nodes.
+loses them with its database. So a list of keys is a list of ids: the SuperLink admits, and a run asks, only these nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 from dpfedexp.errors import InputError, require
 
 VERSIONS = ("1.41.0", "1.42.0")
-"""The versions of Flower with whose private functions `dpfedexp node`, `superexec` and `superlink` were checked."""
+"""Supported versions of Flower: `dpfedexp node`, `superexec` and `superlink` rely on private functions of these versions."""
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """Files in which Linux lists TCP sockets with their users."""
 _ESTABLISHED = "01"
@@ -41,8 +40,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def check_flower(command: str, module: Any = None, functions: Mapping[str, str] | None = None) -> None:
-    """Raise `InputError` if `command` does not support this version of Flower, or if `functions` of `module` have other arguments.
-    """
+    """Raise `InputError` for another version of Flower than `command` supports, or for `functions` with other arguments."""
     import flwr
 
     made_for = " or ".join(VERSIONS)
@@ -221,8 +219,7 @@ def _user(client: Address, server: Address) -> int | None:
 
 
 def _in_table(address: Address, family: socket.AddressFamily) -> str:
-    """Format an address as in /proc/net/tcp and tcp6: words of four bytes in the machine's byte order. Raises `ValueError` where
-    the family can't hold it."""
+    """Format an address as in /proc/net/tcp and tcp6: 4-byte words in native byte order; `ValueError` for IPv6 as IPv4."""
     found = ipaddress.ip_address(address[0].partition("%")[0])
     if family == socket.AF_INET6 and found.version == 4:
         found = ipaddress.ip_address(f"::ffff:{found}")

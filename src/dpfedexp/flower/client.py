@@ -15,7 +15,7 @@ operator is trusted with their reports. Against everyone else, each of them has 
 isolation, as in a secure run.
 
 A node without a guard file holds a run to the limits that the run announced (`AnnouncedLimits`). Limits over all runs, restarts
-and simultaneous messages need a guard file. With two-party aggregation a client masks its row, and the node that its operator made
+and simultaneous messages need a guard file. With two-party aggregation a client masks its row, and a node whose operator made it
 the helper adds the masks (`helper_reply`). The run's name, the node's id and the helper's key never come from a message.
 """
 
@@ -135,8 +135,7 @@ def reply_content(update: Tensor, request: NodeRequest, ballots: Tensor | None, 
 
 
 def enforced(context: Context) -> bool:
-    """Whether `dpfedexp node` clips, randomizes and charges instead of the mod; it sets a random token in the node's
-    configuration."""
+    """Whether `dpfedexp node`, which sets a random token in the node's configuration, clips, randomizes and charges instead."""
     return re.fullmatch(r"[0-9a-f]{32}", str(context.node_config.get(ENFORCED))) is not None
 
 
@@ -527,8 +526,7 @@ class AnnouncedLimits:
 
 @lru_cache(maxsize=16)
 def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> AnnouncedLimits | None:
-    """The limits of a configuration, cached: calibrating sampled rounds takes seconds, and Flower's simulation runs many nodes per
-    process."""
+    """The limits of a configuration, cached: calibration takes seconds, and Flower's simulation has many nodes per process."""
     try:
         federation, settings = read_settings(dict(run_config))
         algorithm, participation = settings.build_algorithm(), settings.build_participation()

@@ -171,8 +171,7 @@ def choose(nodes: Sequence[int], clients_per_node: int, sampling: Sampling) -> d
 
 
 def exchange(grid: Grid, messages: Sequence[Message], seconds: float, poll: float = 0.5) -> list[Message]:
-    """Send messages and return the replies before the deadline. Unreadable replies are skipped, so that no client can stop the
-    server."""
+    """Send messages; return the replies before the deadline. Unreadable ones are skipped: no client can stop the server."""
     if not messages:
         return []
     waiting = {key for key in grid.push_messages(messages) if key}
@@ -255,8 +254,7 @@ def read_replies(
 
 
 def reason_of(reply: Message) -> str:
-    """The reason in an error reply, if it is a refusal by this library; any other text could hold something about the client's
-    data."""
+    """The reason in an error reply, if this library wrote it; any other text could hold something about the client's data."""
     reason = (reply.error.reason or "") if reply.has_error() else ""
     if not reason.startswith(wire.REFUSAL):
         return "it is an error"
@@ -434,8 +432,7 @@ class TwoPartyCohort(FlowerCohort):
         return Answer(replace(zero, count=len(received)), shown, release=release)
 
     def _find_helper(self) -> int:
-        """Ask every connected node whether it is a helper, until one is found; return its id. Nodes on the run's list are clients.
-        """
+        """Ask all connected nodes, except those on the run's list, whether they are a helper; return the first one's id."""
         deadline, answered = time.monotonic() + self.participants.timeout, set(self.participants.allowed or ())
         while True:
             new = [node for node in sorted(self.grid.get_node_ids()) if node not in answered]
@@ -457,8 +454,7 @@ class TwoPartyCohort(FlowerCohort):
     def _ask_helper(
         self, request: Request, round_: RoundBinding, received: dict[int, MaskedRow], needed: int
     ) -> tuple[dict[int, MaskedRow], Words]:
-        """Ask the helper for the sum of masks; return the rows whose seeds it could open, and its answer. Clients with bad seeds
-        are dropped."""
+        """Ask the helper for the sum of masks; return the rows whose seeds it can open (bad seeds are dropped), and its answer."""
         while True:
             seeds = [(node, one.sealed) for node, one in sorted(received.items())]
             reply = self._exchange(request, round_, seeds)

@@ -1,8 +1,8 @@
 """The guard: limits set by a node's operator, and the ledger of charges under these limits.
 
     guard.toml                    the limits, and the guard's id, which stays the same if the file moves
-        guard.ledger.jsonl (+ .head)  the charges; the first line has the same id
-        guard.anchor.json             the ledger's number of charges at its last use, and the hash of the last one
+    guard.ledger.jsonl (+ .head)  the charges; the first line has the same id
+    guard.anchor.json             the ledger's number of charges at its last use, and the hash of the last one
 
 The file is on the node; the server and the uploaded app can't change it:
 
@@ -27,10 +27,9 @@ data: a node with k clients moves a central sum k times as far, or sends k local
 
 Charges are kept over all runs and restarts, and never reset silently. The anchor is written and synced after the charge and before
 the answer exists. A ledger that is behind its anchor, missing beside its anchor, or of another id is refused. A renamed guard file
-finds its ledger by the id; a guard file that was copied or moved without its ledger is refused. Because an attacker may restore
-old copies of all these files together, the user's state folder (`dpfedexp.engine.private_folder`) has two more anchors, named by
-the id and by the ledger's path. The anchor of the id is locked while its ledger is in use: of two copies, the older one is
-refused.
+finds its ledger by the id; a guard file that was copied or moved without its ledger is refused. All these files may be rolled back
+together, so the user's state folder (`dpfedexp.engine.private_folder`) has two more anchors, named by the id and by the ledger's
+path. The anchor of the id is locked while its ledger is in use: of two copies, the older one is refused.
 """
 
 from __future__ import annotations
@@ -87,8 +86,7 @@ class Refused(InputError):
 
 
 def node_charge(mechanism: Mechanism, clients: int) -> tuple[Event, int]:
-    """The event of a node's answer for `clients` clients, and its number of charges, unsampled: the node knows that it was asked.
-    """
+    """The event of a node's answer for `clients` clients, and how often it is charged. Sampling does not lower the charge."""
     require(clients >= 1, f"the number of clients is {clients}; it must be a positive whole number.")
     return mechanism.client_event().for_clients(clients)
 
@@ -330,8 +328,7 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class GuardFiles:
-    """A guard file, its ledger, which may not exist yet, and their id, None before the first use. `stated`: the guard file has the
-    id."""
+    """A guard file, its ledger (may not exist), and their id, None before the first use. `stated`: the guard file has an id."""
 
     guard: Path
     ledger: Path
@@ -340,8 +337,7 @@ class GuardFiles:
 
     @staticmethod
     def of(guard: Path) -> GuardFiles:
-        """Find the ledger by the guard file's name, or by its id if the file was renamed. Raises `LedgerError` if the ids differ.
-        """
+        """Find the ledger by the guard file's name, or by id if it was renamed. Raises `LedgerError` if the ids differ."""
         stated = _stated_id(guard)
         path = guard.with_name(guard.stem + _LEDGER)
         if path.exists():

@@ -197,8 +197,7 @@ class Deployment:
         return None
 
     def stop(self) -> None:
-        """Terminate all processes, then kill what is left. Flower's detached subprocesses are found by a mark in their
-        environment."""
+        """Terminate all processes, then kill the rest. A mark in the environment finds Flower's detached subprocesses."""
         started = [process for process in (*self.supernodes, self.superlink) if process is not None]
         for process in started:
             process.terminate()

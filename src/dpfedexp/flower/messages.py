@@ -248,8 +248,7 @@ def reply_of(vector: np.ndarray, request: NodeRequest, **fields: Any) -> RecordD
 
 
 def read_parts(reply: Message, request: NodeRequest) -> tuple[Array, ConfigRecord]:
-    """The vector and the fields of the reply to this request. Raises `InputError` for another nonce, or for missing or extra
-    records."""
+    """The vector and the fields of the reply to this request; raises `InputError` for another nonce or other records."""
     content = reply.content
     arrays, fields = content.array_records.get(REPORT), content.config_records.get(REQUEST)
     if set(content) != {REPORT, REQUEST} or arrays is None or fields is None or set(arrays) != {"vector"}:

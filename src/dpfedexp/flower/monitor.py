@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpfedexp.flower.guard import Limits
 
 EXIT_CODES = {"completed": 0, "running": 4, "stopped": 3, "failed": 3, "killed": 4}
-"""Exit codes by status; 0 only means completed."""
+"""Exit codes by status; only "completed" has 0."""
 
 
 def read_status(folder: Path | str) -> dict[str, Any]:

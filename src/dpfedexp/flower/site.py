@@ -6,10 +6,9 @@ given before the app is started, and depend on the request and the guard file al
 site answers: an app can delay, and can fail. `answer_failures = true` in the guard file answers a failure with a charged report of
 zero, so that only the time is visible.
 
-The site replaces two functions of Flower through which every message passes. `_pull_and_store_message` checks the whole message
-before Flower's node stores it. `_push_messages` gets a message that the site made, from a store that no app can reach, and a last
-check around Flower's `send` and `push_object` blocks everything else. Both functions are private to Flower, so its version is
-pinned.
+The site replaces two functions of Flower that every message passes. `_pull_and_store_message` checks the whole message before
+Flower's node stores it. `_push_messages` gets a message that the site made, from a store that no app can reach, and a last check
+around Flower's `send` and `push_object` blocks all else. Both functions are private to Flower, so its version is pinned.
 """
 
 from __future__ import annotations
@@ -96,8 +95,7 @@ class Site:
             raise Refused(f"this run overrides {pinned[0]}, which is not among the overrides that the site allows.")
 
     def admit(self, message: Message, app: str) -> AdmittedRequest:
-        """Check the request of a message and return it; nothing is charged yet. Raises `Refused` with a reason that the server may
-        see."""
+        """Check and return the request of a message; nothing is charged yet. Raises `Refused` with a reason for the server."""
         trains = message.metadata.message_type == "train" and message.has_content()
         try:
             require(trains, "the site answers training only.")
@@ -294,8 +292,7 @@ class MessageGate:
 
 @dataclass(frozen=True)
 class _Outbox:
-    """The part of the node's state that Flower's `_push_messages` may use: one message, and the deletion of the answered message.
-    """
+    """The part of the node's state that Flower's `_push_messages` may use: one message, and the deletion of messages."""
 
     state: Any
     answer: Message
@@ -359,8 +356,7 @@ def run_node(options: Sequence[str], gate: MessageGate) -> None:
 
 
 class RuntimeGate:
-    """Access control for Flower's Runtime API, by which an app gets the model and returns its result: only for the app's user;
-    others get 404.
+    """Allow only the app's user to use Flower's Runtime API, by which an app gets the model and returns its result.
 
     The app's user is the node's own user or, with `other_user` (`--isolation process`), a user or another machine's address that
     has sent the SuperExec's secret: a token alone is not enough. Users of the same machine are identified only on Linux.

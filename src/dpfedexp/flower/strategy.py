@@ -255,8 +255,8 @@ class DpFedExp(Strategy):
     ) -> Result:
         """Run the remaining rounds; return Flower's result.
 
-        `timeout` is the seconds that a round waits for replies; `evaluate_fn` gets the model after every round, to evaluate it on
-        the server's own data.
+        `timeout`: seconds to wait for replies in a round. `evaluate_fn`: computes metrics after every round on the server's own
+        data.
         """
         require(
             num_rounds in (None, self.rounds),

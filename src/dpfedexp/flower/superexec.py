@@ -1,7 +1,6 @@
-"""`dpfedexp superexec`: Flower's SuperExec, which starts the apps' processes, without tokens on command lines and core dumps.
+"""`dpfedexp superexec`: Flower's SuperExec, which starts the apps' processes, without core dumps or tokens on command lines.
 
-Flower passes an app's process its token as an argument, which every user of the machine can read. Here the token is passed on
-standard input.
+Flower passes an app's process its token as an argument, which every user of the machine can read. Here it is on standard input.
 """
 
 from __future__ import annotations
