@@ -28,7 +28,7 @@ LEDGER = "ledger.jsonl"
 LEDGER_HEAD = "ledger.jsonl.head"
 """The number of charges in the ledger, and the hash of the last one."""
 CHECKPOINT = "checkpoint.safetensors"
-"""The last completed round."""
+"""The state after the last completed round, from which a run resumes."""
 METRICS = "metrics.jsonl"
 """One record per round."""
 METRICS_TABLE = "metrics.csv"
@@ -36,9 +36,9 @@ METRICS_TABLE = "metrics.csv"
 MODEL = "model.safetensors"
 """The trained parameters."""
 STATEMENT = "privacy.json"
-"""The privacy statement, for programs."""
+"""The privacy statement as JSON."""
 STATEMENT_TEXT = "privacy.txt"
-"""The privacy statement, for people."""
+"""The privacy statement as text."""
 ADVICE = "advice.jsonl"
 """The advice about the run (docs/advice.md); empty where there was none."""
 ERROR = "error.txt"
@@ -124,7 +124,7 @@ CLOCKS: Mapping[str, str] = {
     "machine": "the time left of a bar, which a sweep of secure runs does not show",
     "trainers.*": "measures trainers on synthetic clients",
 }
-"""Every module that reads a clock, by its name in the package, and why no time of a secure run leaves through it."""
+"""Every module that reads a clock (its name in the package), and why none of its times leaves a secure run."""
 
 
 @cache

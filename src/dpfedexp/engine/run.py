@@ -268,7 +268,7 @@ class RunFolder:
     """Write the files of a run: metrics after every round, the rest at the end (`engine.outlets` lists them).
 
     With `resume` the folder may hold the same run, which is then resumed. Its metrics are cut back to its checkpoint when the
-    first new round is recorded: from then on the run holds the ledger's lock and is the only writer.
+    first new round is recorded: by then the run holds the ledger's lock and is the only writer.
 
     Args:
         path: the folder.

@@ -61,7 +61,7 @@ TRAIN_HINTS = {
     "n_rounds": "rounds",
     "num_rounds": "rounds",
 }
-"""Hints for arguments that belong to another object."""
+"""Hints for arguments that `train` takes as part of another object."""
 
 
 @checked(hints=EXECUTION_HINTS | TRAIN_HINTS)

@@ -255,8 +255,7 @@ class DpFedExp(Strategy):
     ) -> Result:
         """Run the remaining rounds; return Flower's result.
 
-        `timeout`: seconds to wait for replies in a round. `evaluate_fn`: computes metrics after every round on the server's own
-        data.
+        `timeout`: seconds to wait for replies in a round. `evaluate_fn`: computes metrics after a round on the server's data.
         """
         require(
             num_rounds in (None, self.rounds),
