@@ -1,5 +1,5 @@
-"""Advice about a run: before it, from public numbers alone (`preflight`); during it, from what its rounds release
-(`AdviceMonitor`); for all runtimes (`Advisor`). `docs/advice.md` lists the messages and their thresholds.
+"""Advice about a run. `preflight` advises before the run, from public numbers alone; `AdviceMonitor` during the run, from what
+rounds release; `Advisor` reports both in every runtime. `docs/advice.md` lists the messages and their thresholds.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dpfedexp.engine.plan import (
 from dpfedexp.errors import checked
 
 FEW_CLIENTS = 20
-"""Below this number, one client is more than 5% of every mean, and noise that hides it hides the others too."""
+"""Below this number of clients, one client is more than 5% of every mean, and noise that hides one client hides all."""
 LARGE_EPSILON = 20.0
-"""e^20 is 5·10⁸: odds of one in a million for a guess about a client may become odds of 485 to one."""
+"""Largest ε without a warning. e^20 is 5·10⁸: a guess about a client with odds of one in a million may reach odds of 485 to one."""
 FEW_ROUNDS = 10
 """The fewest rounds that advice recommends; hardly any model trains in fewer."""
 DROWNED_VOTE = 0.5
-"""Noise of this share of the clients in each bin of the vote on the local rate: what is believed before the vote decides."""
+"""Noise per bin of the vote on the local rate, as a share of the clients, above which the prior decides the rate."""
 
 
 _warning, _note = partial(Advice, "warning"), partial(Advice, "note")
@@ -48,8 +48,8 @@ _warning, _note = partial(Advice, "warning"), partial(Advice, "note")
 def preflight(plan: Plan) -> list[Advice]:
     """Check a plan before any privacy is spent; returns advice, warnings first.
 
-    Formal guarantee: a function of the plan alone, so no client's data enters, and under add-remove adjacency not even their
-    number.
+    Formal guarantee: the advice is a function of the plan alone. No client's data enter, and under add-remove adjacency not even
+    the number of clients.
 
     Args:
         plan: the run by its public numbers.
@@ -84,7 +84,7 @@ def few_clients(plan: Plan) -> Advice | None:
 
 
 def more_noise(plan: Plan) -> Advice | None:
-    """The noise of all rounds together is longer than clients who all agree in every round could push."""
+    """Warn where the noise of all rounds together is longer than the sum of updates of clients who agree in every round."""
     best = plan.best_signal
     if best is None or best >= 1:
         return None
@@ -99,7 +99,7 @@ def more_noise(plan: Plan) -> Advice | None:
 
 
 def noisy_rounds(plan: Plan) -> Advice | None:
-    """A single round's mean has more noise than signal at best, though all rounds together have a signal."""
+    """Note that the mean of one round has more noise than signal even at best, though all rounds together have more signal."""
     share, best = plan.noise_share, plan.best_signal
     if share is None or best is None or share <= 1 or best < 1:
         return None
@@ -118,7 +118,7 @@ def noisy_rounds(plan: Plan) -> Advice | None:
 
 
 def delta(plan: Plan) -> Advice | None:
-    """δ against 1/M: above it, δ alone allows one client to be published; within a factor of 10 of it, it is not well below."""
+    """Warn about a δ above 1/M, which allows publishing one client's data; note a δ that is less than 10 times below 1/M."""
     given, share = plan.algorithm.delta, plan.algorithm.delta * plan.population
     remedy = f"take delta = {default_delta(plan.population):.2g} or less."
     if share > 1:
@@ -136,7 +136,7 @@ def delta(plan: Plan) -> Advice | None:
 
 
 def epsilon(plan: Plan) -> Advice | None:
-    """Warn about an ε that is too large to protect."""
+    """Warn about an ε above `LARGE_EPSILON`, which hardly protects."""
     if not plan.epsilon > LARGE_EPSILON:
         return None
     return _warning(
@@ -148,10 +148,10 @@ def epsilon(plan: Plan) -> Advice | None:
 
 
 def sampling(plan: Plan) -> Advice | None:
-    """All of a large population in every round, where a sample would have about the same noise in its mean.
+    """Note that sampling a large population would make rounds cheaper, with about the same noise in the mean.
 
-    At one ε the noise of a sampled mean is that of the full one while z·q is well above 1; at 2 a test measures less than a tenth
-    more.
+    At the same ε, the mean of a sample has about the noise of the full mean while z·q is well above 1; at z·q = 2 a test measures
+    less than a tenth more noise.
     """
     z = plan.noise_multiplier
     if z is None or plan.mechanism.is_local or plan.sampling.kind != "full":
@@ -169,7 +169,7 @@ def sampling(plan: Plan) -> Advice | None:
 
 
 def unheard_votes(plan: Plan) -> Advice | None:
-    """The votes on the local rate drown in their noise, so that the usual rate is taken."""
+    """Note that the noise of the votes on the local rate is so large that the prior rate is taken."""
     if not _votes_on_rate(plan):
         return None
     variance = make_probe(plan.mechanism, plan.rounds, plan.sampling).rate.noise_variance(plan.cohort, plan.cohort)
@@ -188,7 +188,7 @@ def _votes_on_rate(plan: Plan) -> bool:
 
 
 def _numbers(plan: Plan) -> str:
-    """The numbers of a plan with more noise than signal, and what would give it as much signal."""
+    """Sentences for a plan with more noise than signal: by how much, and which clients, model size or ε would balance them."""
     best, needed = plan.best_signal or 1.0, plan.clients_needed
     at = plan.epsilon_for_signal()
     ways = [
@@ -211,42 +211,42 @@ def _facts(plan: Plan) -> str:
 
 Record = dict[str, Any]
 Norms = Callable[[], tuple[float, float]]
-"""How far the model is from its start, and how long its parameters are; asked for only in the rounds that look at it."""
+"""Returns the model's distance from its start and the norm of its parameters; called only in the rounds that check them."""
 
 FIRST_LOOK = 20
-"""The first round that asks whether there is a signal; then after twice as many rounds each time."""
+"""Rounds before the monitor first looks for a signal; it looks again after 2, 4, 8, … times as many."""
 EARLY = 1.0
-"""While rounds are left, a run is called drowned only if its way is this near to a random one, in standard deviations: a weak
-signal that is not proven yet mostly shows by then."""
+"""While rounds are left, "drowned" is reported only if the model's path is within this many standard deviations of a random walk:
+by then, most weak signals show."""
 WINDOW = 10
-"""Rounds that must agree before something is called a trend."""
+"""Rounds that must agree before the monitor reports a trend."""
 FEWEST = 5
 """A run of fewer rounds is too short for a verdict."""
 FAR_CLIP = 100.0
-"""Two orders of magnitude: the first rounds ran with a clip that had little to do with the updates."""
+"""Factor between the first and the current clip above which the first clip was far from the norms of the updates."""
 MOVING_CLIP = 2.0
-"""A clip that moves this far within `WINDOW` rounds, every one in the same direction, has not found its place: the noise of its
-count alone does that less than once in 500 runs."""
+"""A clip that moves by this factor within `WINDOW` rounds, always in the same direction, has not settled: the noise of its count
+alone does that less than once in 500 runs."""
 MIN_CHANGE = 0.01
-"""A loss that moved by less than this share has not moved."""
+"""A loss that changed by less than this share counts as unchanged; so does an accuracy that rose by less."""
 CLIMBING = 5
-"""Rounds at the end whose mean metric is compared with that of as many before them."""
+"""Evaluations at the end whose mean is compared with the mean of as many evaluations before them."""
 CLIMBED = 0.01
-"""A metric that still gains this, a point of accuracy or a share of a loss, has not settled."""
+"""Gain between the two means above which a metric still improves: absolute for an accuracy, relative for a loss."""
 EDGE = 10.0
-"""A voted rate within this factor of an end of the grid is said to be there."""
+"""A voted rate within this factor of an end of the grid counts as at the end."""
 EXPLODED = 1e4
-"""How many times as long as at the start, or as 1, parameters may be."""
+"""Parameters count as diverged when their norm exceeds this factor times their norm at the start, or times 1 if that is larger."""
 
 _RATE = "lower the local rate, or take fewer local steps"
 
 
 @dataclass
 class AdviceMonitor:
-    """Watches the records of a run and gives each advice once.
+    """Collect the records of a run and give each piece of advice once.
 
-    Formal guarantee: it sees records, which hold released values and the server's own metrics, norms of the released model, and the
-    run's public numbers. What it says is post-processing of those.
+    Formal guarantee: the inputs are records, which hold released values and the server's own metrics, norms of the released model,
+    and the run's public numbers. The advice is post-processing of them.
     """
 
     plan: Plan
@@ -255,7 +255,7 @@ class AdviceMonitor:
     _records: list[Record] = field(default_factory=list)
 
     def seen(self, record: Record, norms: Norms | None = None) -> list[Advice]:
-        """New advice after a round."""
+        """Add the record of a round; return new advice."""
         self._records.append(record)
         found = [self._not_finite(), self._diverging(), self._far_clip(), self._rate_at_edge()]
         if norms is not None and self._looks:
@@ -265,7 +265,7 @@ class AdviceMonitor:
         return self._new(found)
 
     def end(self, norms: Norms) -> list[Advice]:
-        """New advice at the end, with the verdict last if the run learned nothing."""
+        """Return new advice at the end of the run; the verdict comes last if the run learned nothing."""
         if not self._records:
             return []
         traveled, length = norms()
@@ -295,7 +295,7 @@ class AdviceMonitor:
         )
 
     def _diverging(self) -> Advice | None:
-        """Warn where most clients did not improve, or where the clip keeps rising and updates are only noise."""
+        """Warn where most clients did not improve, or where the clip keeps rising while released updates are only noise."""
         recent = self._records[-WINDOW:]
         votes = [record[IMPROVED.field] for record in recent if record.get(IMPROVED.field) is not None]
         noises = {vote.name: vote.noise / self.plan.cohort for vote in self.plan.mechanism.votes}
@@ -327,7 +327,7 @@ class AdviceMonitor:
         )
 
     def _rate_at_edge(self) -> Advice | None:
-        """The clients' votes put the local rate at an end of the grid: the best one may lie beyond."""
+        """Warn where the clients' votes put the local rate at an end of the grid: the best rate may lie outside."""
         first = self._records[0]
         if len(self._records) > 1 or not _votes_on_rate(self.plan) or not first.get("local_rate"):
             return None
@@ -343,7 +343,7 @@ class AdviceMonitor:
         )
 
     def _climbing(self) -> Advice | None:
-        """A metric of the server's own was still improving at the end."""
+        """Note that an accuracy or a loss in the records was still improving at the end."""
         names = dict.fromkeys(key for record in self._records for key in record)
         measured = [key for key in names if key.endswith("accuracy") and not key.startswith("nonprivate")]
         for name in [*measured, *filter(_is_loss, names)][:1]:
@@ -362,7 +362,7 @@ class AdviceMonitor:
         return None
 
     def _clip_moves(self) -> int:
-        """1 or −1 where the clip moved up or down in each of the last rounds, and far; else 0."""
+        """1 or −1 where the clip rose or fell in each of the last `WINDOW` rounds, by more than `MOVING_CLIP`; else 0."""
         clips = [record["clip"] for record in self._records[-WINDOW:]]
         if not self.plan.mechanism.adapts_clip or len(clips) < WINDOW:
             return 0
@@ -389,7 +389,7 @@ class AdviceMonitor:
         )
 
     def _one(self) -> Advice | None:
-        """η_g was 1 in the second half of the rounds: the safe step begins above it, and falls where nothing supports it."""
+        """Note that η_g was 1 in the second half of the rounds. The safe step starts above 1, and falls to 1 without support."""
         records = self._records
         longer = [number for number, record in enumerate(records, 1) if record["eta_g"] > 1.0]
         last = max(longer, default=0)
@@ -412,7 +412,7 @@ class AdviceMonitor:
         )
 
     def _dead(self, traveled: float, length: float) -> Advice | None:
-        """The verdict. That noise can't be told from what was released proves nothing about the model, and is not said to."""
+        """The verdict, or None. Releases that look like noise do not prove that nothing was learned, so that message says less."""
         if len(self._records) < FEWEST:
             return None
         lost = next((advice for advice in self.advice if advice.code == "not-finite"), None)
@@ -424,7 +424,7 @@ class AdviceMonitor:
         return _warning("dead", f"Nothing shows that this run learned anything: {noise}") if noise else None
 
     def _nothing_but_noise(self, traveled: float, deviations: float) -> str | None:
-        """A sentence where neither the lengths of the updates nor the way of the model differ from what noise alone would do."""
+        """A sentence where neither update norms nor the model's distance from its start differ from noise alone; else None."""
         records, plan = self._records, self.plan
         known = all(record.get("update_norm") is not None for record in records)
         if not known or not plan.algorithm.private or plan.algorithm.server != Extrapolate():
@@ -443,7 +443,7 @@ class AdviceMonitor:
         )
 
     def _noise_alone(self, records: list[Record]) -> bool | None:
-        """Whether updates are no longer than noise; None where the mechanism does not say how much noise they have."""
+        """Whether updates are no longer than noise alone; None where the mechanism does not know its noise variance."""
         plan, squares, variances = self.plan, [], []
         for record in records:
             norm, at = record.get("update_norm"), plan.mechanism.at_radius(record["clip"])
@@ -455,7 +455,7 @@ class AdviceMonitor:
         return not is_longer_than_noise(squares, variances, plan.dimension)
 
     def _loss_still(self) -> str | None:
-        """A sentence where a loss that the server knows of did not fall after the first round, and no accuracy rose."""
+        """A sentence where a recorded loss did not fall after its first value and no accuracy rose; else None."""
         name = next((key for record in self._records for key in record if _is_loss(key)), None)
         values = [] if name is None else self._values(name)
         if name is None or len(values) < FEWEST or self._improved():
@@ -466,7 +466,7 @@ class AdviceMonitor:
         )
 
     def _improved(self) -> bool:
-        """Whether a test loss fell by a share of `MIN_CHANGE` since it was first measured, or an accuracy rose by it."""
+        """Whether a loss fell by the share `MIN_CHANGE` since it was first measured, or an accuracy rose by `MIN_CHANGE`."""
         for name in {key for record in self._records for key in record}:
             measured = _is_loss(name) or (name.endswith("accuracy") and not name.startswith("nonprivate_"))
             values = self._values(name) if measured else []
@@ -486,11 +486,11 @@ def _is_loss(key: str) -> bool:
 
 
 def silence(advice: Advice) -> None:
-    """Ignore advice, for runs whose settings are bad on purpose, such as those of an audit."""
+    """Ignore advice: the listener of runs whose settings are bad on purpose, such as audits."""
 
 
 def evaluation_precision(half_width: float, every: int) -> list[Advice]:
-    """A warning where the noise leaves little of what the clients measure."""
+    """A list with one warning where the noise on a metric that clients measure is too large; else an empty list."""
     if half_width <= 0.2:
         return []
     return [
@@ -503,7 +503,7 @@ def evaluation_precision(half_width: float, every: int) -> list[Advice]:
 
 
 def _of_everyone(record: Record) -> bool:
-    """Whether all clients trained one model in the round; what one group of a tournament shows has another noise."""
+    """Whether all clients trained one model in the round. Groups of a tournament have other noise, so the monitor skips them."""
     return bool(record.get("candidates", 1) == 1)
 
 
@@ -511,8 +511,8 @@ def _of_everyone(record: Record) -> bool:
 class Advisor:
     """Report the advice of a run to a listener, each message once.
 
-    Formal guarantee: that of `preflight` and `AdviceMonitor`: public numbers, records of rounds and norms of the released model
-    enter, and nothing else.
+    Formal guarantee: as for `preflight` and `AdviceMonitor`, only public numbers, records of rounds and norms of the released
+    model enter.
     """
 
     plan: Plan
@@ -526,28 +526,28 @@ class Advisor:
 
     @cached_property
     def before(self) -> list[Advice]:
-        """The preflight's advice, and what else there is to say before the first round."""
+        """The advice of `preflight`, and further advice that is known before the first round."""
         return [*preflight(self.plan), *self.more]
 
     @property
     def advice(self) -> list[Advice]:
-        """Everything that there was to say so far."""
+        """All advice so far."""
         return [*self.before, *self.monitor.advice]
 
     def begin(self, history: Iterable[Record] = ()) -> None:
-        """Before the first round, or before those that are left of a run with this history; tells the preflight."""
+        """Report the advice before the first round; `history` has the records of rounds that a resumed run has completed."""
         for record in filter(_of_everyone, history):
-            # What was said in these rounds is not new, and the model of then is not looked at again.
+            # Advice about these rounds was reported before; their models are gone, so there are no norms.
             self.monitor.seen(record)
         self._say(self.before)
 
     def after(self, record: Record, state: State) -> None:
-        """A round is complete."""
+        """Report new advice after a completed round."""
         if _of_everyone(record):
             self._say(self.monitor.seen(record, partial(self._norms, state)))
 
     def end(self, state: State) -> None:
-        """No round comes after this."""
+        """Report new advice after the last round."""
         self._say(self.monitor.end(partial(self._norms, state)))
 
     def _norms(self, state: State) -> tuple[float, float]:

@@ -1,12 +1,13 @@
 """Checkpoints: the last completed round on disk, from which a resumed run continues exactly.
 
-One safetensors file: the state's tensors (`state_tensors`), and in its metadata a JSON text with everything else. It is replaced
-as a whole after every round, so it is always complete. It holds what was released and what is public (`outlets`), and the place in
-the ledger that paid for it, but no random state: every draw of a simulation is a function of seed, purpose, round and client.
+A checkpoint is one safetensors file: the state's tensors (`state_tensors`), and a JSON text in the metadata with everything else.
+The file is replaced as a whole after every round, so it is always complete. It holds released and public values (`outlets`) and
+the ledger's length and last hash, but no random state: every draw of a simulation is a function of seed, purpose, round and
+client.
 
-It carries everything that the result depends on, by name, so that only the same run can resume from it. Device, trainer, chunk
-size and budget change where a run stops or how it rounds, and are left out. So are the clients' data: their hash would tell whether
-a guessed value is right, so `data_tag` and its key stay in the run's private folder.
+The JSON text names everything that the result depends on, so that only the same run can resume. Device, trainer, chunk size and
+budget are left out: they change only rounding or where a run stops. The clients' data are left out because their hash would
+confirm a guessed value; `data_tag` and its key stay in the run's private folder.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from dpfedexp.files import replace_tensors
 
 FORMAT, VERSION = "dpfedexp-checkpoint", 4
 _LARGEST_TEXT = 2**25
-"""A header of safetensors holds 100 MB, in which a text may take up twice its length."""
+"""Characters of the JSON text. A safetensors header holds 100 MB, in which a text may take up twice its length."""
 
 
 @dataclass(frozen=True)
 class Progress:
     """The state of a run other than its tensors, after the last completed round.
 
-    `controls` says whether the clients' control variates of this round are in the private folder. Chunk size and trainer decide how
-    a run rounds; they are not recorded in a secure run.
+    `controls`: whether the clients' control variates of this round are in the private folder. `chunk_size` and `trainer` change
+    rounding; a secure run does not record them.
     """
 
     round: int
@@ -61,29 +62,28 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A completed round, as the file in a folder holds it."""
+    """The content of a checkpoint file: a completed round."""
 
     progress: Progress
     tensors: dict[str, Tensor]
 
 
 class Records:
-    """The JSON text of a history that only grows: each record is made into text once, so that a round costs what the first did."""
+    """The JSON text of a growing history. Each record is converted once, so that late rounds are as cheap as early ones."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     def text(self, history: list[dict[str, Any]]) -> str:
-        # A callback may have added to the last one since.
+        # A callback may have added to the last record since it was converted.
         del self._texts[-1:]
         self._texts += [json.dumps(record) for record in history[len(self._texts) :]]
         return f"[{', '.join(self._texts)}]"
 
 
 def save(folder: Path, state: State, progress: Progress, records: Records | None = None) -> None:
-    """Write the checkpoint and sync it. If that fails, the previous one is unchanged.
-
-    `records` are the texts of the records that this run has saved before.
+    """Write the checkpoint and sync it. If writing fails, the previous checkpoint is unchanged. `records` caches the JSON texts of
+    the records that this run has saved before.
     """
     tensors = state_tensors(state)
     known = {name: value for name, value in vars(progress).items() if value is not None and name != "history"}
@@ -95,7 +95,7 @@ def save(folder: Path, state: State, progress: Progress, records: Records | None
         **known,
         "ledger": vars(progress.ledger),
     }
-    # Neither of these changes what is written; they fail where a field that is not listed would be written.
+    # These two calls only raise `LookupError` for a field that `outlets` does not list.
     outlets.recorded(CHECKPOINT, tensors, secure=False)
     outlets.recorded(CHECKPOINT, {"history": history}, secure=False)
     text = f'{json.dumps(outlets.recorded(CHECKPOINT, content, secure=False))[:-1]}, "history": {history}}}'
@@ -120,15 +120,14 @@ def exists(folder: Path) -> bool:
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Everything but the tensors; None where there is no checkpoint."""
+    """Load a checkpoint without its tensors; None where the folder has none."""
     checkpoint = load(folder, tensors=False)
     return None if checkpoint is None else checkpoint.progress
 
 
 def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path, may_change: tuple[str, ...] = ()) -> None:
-    """Refuses the checkpoint of another run and says what differs. Where it started from is the checkpoint's to say.
-
-    Settings that `may_change` are no difference by themselves.
+    """Raise `InputError` with the differences if the checkpoint belongs to another run. The initial parameters are not compared,
+    and settings named in `may_change` may differ.
     """
     here, there = (
         {name: value for name, value in one.items() if not name.endswith(START)}
@@ -149,7 +148,7 @@ def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path, may_
 
 
 def check_charged(checkpoint: Checkpoint, ledger: Ledger, folder: Path) -> None:
-    """Refuses a checkpoint that the ledger at hand has not paid for."""
+    """Raise `LedgerError` if the ledger does not hold the charges of the checkpoint's rounds."""
     progress, where = checkpoint.progress, f"the checkpoint in {str(folder)!r}"
     if len(ledger) < progress.ledger.count:
         raise LedgerError(
@@ -172,8 +171,8 @@ def check_charged(checkpoint: Checkpoint, ledger: Ledger, folder: Path) -> None:
 
 
 def resume(checkpoint: Checkpoint, start: State, folder: Path, controls: Tensor | None = None) -> State:
-    """The state to resume from, which must fit the initial state. `controls` are SCAFFOLD's client control variates; None for
-    zeros."""
+    """The state to resume from. Its tensors must have the names and shapes of `start`. `controls` are SCAFFOLD's client control
+    variates; None for zeros."""
     progress, device = checkpoint.progress, start.w.device
     given = {name: value.to(device) for name, value in checkpoint.tensors.items()}
     try:
@@ -189,7 +188,7 @@ def resume(checkpoint: Checkpoint, start: State, folder: Path, controls: Tensor 
 
 
 def reported(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The model of the last completed round, by the names of its parameters."""
+    """The model that the run reports after the last completed round: parameter name → tensor."""
     progress = checkpoint.progress
     state = state_from(checkpoint.tensors, progress.round, progress.radius)
     prefix = f"{candidate_prefix(state.candidate)}model.parameters."
@@ -199,7 +198,7 @@ def reported(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def load(folder: Path, *, tensors: bool = True) -> Checkpoint | None:
-    """The checkpoint of a folder, checked against its hashes, with its tensors or without; None where there is none."""
+    """Load the checkpoint of a folder and check its hashes; None where the folder has none. `tensors=False` skips the tensors."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None
@@ -209,7 +208,7 @@ def load(folder: Path, *, tensors: bool = True) -> Checkpoint | None:
             text = metadata.get("content", "")
             if len(text) > _LARGEST_TEXT or hashlib.sha256(text.encode()).hexdigest() != metadata.get("sha256"):
                 raise _damaged(folder, "its text does not match its hash")
-            # A copy, because the file under a mapped tensor may be replaced.
+            # Clone, because the memory-mapped file may be replaced.
             names = list(file.keys()) if tensors else []
             stored = {name: file.get_tensor(name).clone() for name in names}
         content = json.loads(text)
@@ -270,12 +269,12 @@ def _damaged(folder: Path, how: str) -> InputError:
 
 NamedValues = dict[str, Any]
 START = "model.start"
-"""The name of the hash of the first model's parameters."""
+"""Name of the setting with the hash of the initial parameters."""
 _SHOWN = 6
 _DERIVED = ("mechanism", "algorithm.clip.")
-"""Names of settings that follow from others."""
+"""Prefixes of settings that follow from other settings."""
 ROUNDS, EVALUATE_EVERY = "rounds", "evaluate_every"
-"""The second follows from the first unless it is given."""
+"""Names of two settings; `evaluate_every` follows from `rounds` unless it is given."""
 
 
 def settings_hash(settings: NamedValues) -> str:
@@ -283,7 +282,7 @@ def settings_hash(settings: NamedValues) -> str:
 
 
 def differences(here: NamedValues, there: NamedValues) -> str:
-    """'local.lr is 0.1 here and 0.2 there; …', empty where the two agree."""
+    """Describe the differences of two sets of settings: 'local.lr is 0.1 here and 0.2 there; …'. Empty where they agree."""
     changed = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
     changed = [name for name in changed if not name.startswith(_DERIVED)] or changed
     changed = [name for name in changed if not (name == EVALUATE_EVERY and ROUNDS in changed)]
@@ -294,10 +293,10 @@ def differences(here: NamedValues, there: NamedValues) -> str:
 
 
 def flatten(value: Any, prefix: str = "") -> NamedValues:
-    """Any value as dotted names with JSON values.
+    """Flatten any value to dotted names with JSON values.
 
-    A dataclass is named by its class, and its fields follow. A function is named as it was defined. One of this library's has
-    `dpfedexp.` before its name, so that no other function is taken for it.
+    A dataclass becomes its class name, followed by its fields. A function becomes its qualified name. A function of this library
+    gets the prefix `dpfedexp.`, so that no other function has the same name.
     """
     if is_dataclass(value) and not isinstance(value, type):
         nested = {field.name: getattr(value, field.name) for field in fields(value)}
@@ -318,7 +317,7 @@ def _name(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A number of any library as Python's own; an infinite one as text, because JSON has none."""
+    """Convert a number of any library to a Python number; infinity and NaN to text, because JSON has neither."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Integral):
@@ -334,21 +333,22 @@ def _join(values: Mapping[str, Any], prefix: str) -> NamedValues:
 
 
 def candidate_prefix(number: int) -> str:
-    """What the names of a candidate's settings begin with; those of the first are the run's own."""
+    """The prefix of the names of a candidate's settings; empty for candidate 0, whose settings are the run's own."""
     return f"candidate {number}." if number else ""
 
 
 def earlier(number: int) -> str:
-    """The name of the earlier iterate with this number."""
+    """The tensor name of the earlier iterate with this number."""
     return f"recent.{number}"
 
 
 def state_tensors(state: State) -> dict[str, Tensor]:
     """The tensors of a state, on the CPU.
 
-    `w` are the parameters; `recent.<number>` the earlier iterates that the reported model averages, oldest first; `server.<name>`
-    the server optimizer's own state; `memory.<name>` what the step-size rule and others remember; `control` SCAFFOLD's server side;
-    `candidate` the number of a tournament's leader, and `rivals.<number>.<name>` the states of the others.
+    `w`: the parameters. `recent.<number>`: the earlier iterates that the reported model averages, oldest first. `server.<name>`:
+    the server optimizer's state. `memory.<name>`: the memory of the step-size rule and of the local rate. `control`: SCAFFOLD's
+    server control variate. `candidate`: the number of a tournament's leader. `rivals.<number>.<name>`: the states of the other
+    candidates.
     """
     named = {"w": state.w}
     named |= {earlier(number): value for number, value in enumerate(state.recent[:-1])}
@@ -360,13 +360,13 @@ def state_tensors(state: State) -> dict[str, Tensor]:
         named["candidate"] = torch.tensor(state.candidate)
     for number, rival in state.rivals.items():
         own = {**state_tensors(rival), "radius": torch.tensor(rival.radius, dtype=torch.float64)}
-        # Copies, because a file of tensors holds none twice.
+        # Clone, because safetensors refuses tensors that share memory.
         named |= {f"rivals.{number}.{name}": value.clone() for name, value in own.items()}
     return {name: value.detach().cpu().contiguous() for name, value in named.items()}
 
 
 def state_from(tensors: Mapping[str, Tensor], round: int, radius: float) -> State:
-    """The state that `state_tensors` wrote; `InputError` for other tensors. Whether they fit a model is `check_fits`' question."""
+    """Build the state from the tensors of `state_tensors`; `InputError` for other names. `check_fits` compares it with a model."""
     rivals: dict[int, State] = {}
     for number in {name.split(".")[1] for name in tensors if name.startswith("rivals.")}:
         own = _part(tensors, f"rivals.{number}.")
@@ -400,7 +400,7 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def check_fits(state: State, start: State) -> None:
-    """Refuses a state whose tensors have other names, shapes or types than those that the run starts with."""
+    """Raise `InputError` for a state whose tensors have other names, shapes or types than the run's initial state."""
     starts = start.players
     require(state.players.keys() <= starts.keys(), "it holds a candidate that is not among those of the run")
     for number, rival in state.rivals.items():
@@ -424,7 +424,7 @@ def check_fits(state: State, start: State) -> None:
 
 
 def digest(tensors: Mapping[str, Tensor], kind: str = "sha256") -> str:
-    """A hash of names, types, shapes and values; `kind` as hashlib calls it."""
+    """Hash the names, types, shapes and values of tensors; `kind` is an algorithm name of hashlib."""
     total = hashlib.new(kind)
     for name, value in sorted(tensors.items()):
         total.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())

@@ -1,7 +1,7 @@
-"""The engine of every run: request answers from the cohort, charge, release, update the model.
+"""The engine of every run: send requests to the cohort, charge the ledger, release, update the model.
 
-An `Engine` decides everything about a run and knows no transport. A `Cohort` answers a `Request` with sums and public counts and
-decides nothing about privacy: clients simulated in this process (`simulated`), on several ranks (`ranks`), or behind Flower.
+An `Engine` decides everything about a run and is independent of the transport. A `Cohort` answers a `Request` with sums and public
+counts, and decides nothing about privacy. Its clients are simulated (`simulated`), also on several ranks (`ranks`), or on Flower.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from dpfedexp.mechanisms import Mechanism, Release
 
 LOCAL_RATE, IMPROVED_SO_FAR, PENDING = "rate.local", "rate.improved", "rate.pending"
 ANCHOR, RESCALED = "rate.anchor", "rate.rescaled"
-"""What a `State` remembers of a local rate that sets itself: the rate, who was helped so far, how many votes before the first round
-are to come; where the model was when the rate was last rescaled, and how often it was."""
+"""Keys of the memory of a `State` with an automatic local rate: the rate, the share of clients that improved so far, the number of
+votes left before the first round, the parameters at the last rescaling of the rate, and the number of rescalings."""
 BEFORE = 0
-"""The round of the votes that come before the first one."""
+"""Round number of the votes before the first round."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Request:
 
     Attributes:
         purpose: `UPDATE`, the name of a vote (`RATE`, `CLIP`), or `EVALUATION`.
-        round: its number; `BEFORE` for votes before the first round.
+        round: the round number; `BEFORE` for votes before the first round.
         state: the model and everything else released so far.
-        mechanism: at its radius: what clients do to their answer, and how it is added.
-        group: (g, K) where the round is one of a tournament: only the clients of the g-th of K disjoint groups answer.
+        mechanism: the mechanism at the clip in force, which clips, adds noise and defines the sum.
+        group: (g, K) in a tournament: only the clients of the g-th of K disjoint groups answer; None for all clients.
         shake: the standard deviation of the public noise of a vote on the rate's scale.
     """
 
@@ -79,7 +79,7 @@ class Request:
 
 
 Open = Callable[[float, Noise, Noise], Release]
-"""From the public denominator and two sources of noise to the release."""
+"""Computes the release from the public denominator and the noise of the vector and of further numbers."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class Answer:
     """The answer of a cohort to a request.
 
     Attributes:
-        sums: of the clients' reports.
-        counts: public counts of clients for the record; empty where how many took part is private.
-        controls: what SCAFFOLD's simulated clients will remember once the round is complete.
+        sums: the sums of the clients' reports.
+        counts: public counts of clients for the record; empty where the number of participants is private.
+        controls: (clients, new control variates) of SCAFFOLD's simulated clients, stored once the round is complete.
         true_squares: Σ‖Δ_i‖² for diagnostics.
-        release: makes the release where the sums are not in one place (two-party); None for the mechanism's own.
+        release: computes the release in two-party aggregation; None to use the mechanism's own `release`.
     """
 
     sums: Sums
@@ -105,36 +105,36 @@ class Cohort(ABC):
     """The clients of a run: simulated, on several ranks, or behind Flower."""
 
     is_remote: ClassVar[bool] = False
-    """Whether reports travel to the server: then a local round is charged before it is sent."""
+    """Whether reports travel to the server. If so, a round of local DP is charged before the request is sent."""
     cpu_is_idle: bool = False
     """Whether the CPU is idle while clients train, so that noise can be drawn meanwhile."""
 
     @abstractmethod
     def answer(self, request: Request) -> Answer:
-        """Draws who takes part, and adds up their reports. Raises `RoundFailed` where too few answer."""
+        """Draw the participants and add up their reports. Raises `RoundFailed` where too few clients answer."""
 
     def control_variates(self, dimension: int) -> Tensor | None:
-        """What SCAFFOLD's clients remember before the first round; None where they keep it themselves."""
+        """The initial control variates of SCAFFOLD's clients; None where the clients keep their own."""
         return None
 
     def to_checkpoint(self) -> dict[str, Any]:
-        """Public facts that a resumed run needs."""
+        """Public facts for the checkpoint that a resumed run needs."""
         return {}
 
     def from_checkpoint(self, facts: Mapping[str, Any]) -> None:
-        """Takes them back."""
+        """Restore the facts of `to_checkpoint`."""
         return
 
 
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """How the clients measure the model.
+    """Settings for metrics that clients measure on their own rows.
 
     Attributes:
-        mechanism: of one measurement.
-        metrics: what is measured.
-        every: after how many rounds; after the last one in any case.
-        held_out: the share of a client's rows that it never trains on; 0 where it measures on the rows that it trains on.
+        mechanism: the mechanism of one evaluation.
+        metrics: the metrics to measure.
+        every: rounds between evaluations; the last round is always evaluated.
+        held_out: the share of a client's rows that are used for evaluation only; 0 to evaluate on the training rows.
     """
 
     mechanism: Mechanism
@@ -146,7 +146,7 @@ class ClientEvaluation:
         return number % self.every == 0 or number == rounds
 
     def to_header(self, sampling: Sampling) -> dict[str, Any]:
-        """What the ledger's header says of it."""
+        """The entry for the ledger's header."""
         return {"every": self.every, "event": to_json(self.mechanism.event(sampling))}
 
 
@@ -154,13 +154,13 @@ class ClientEvaluation:
 class Tournament:
     """Candidates that train side by side on disjoint groups of clients until votes have chosen one of them.
 
-    Formal guarantee: in a round every client is in one group (`Cohort`), so it changes one candidate's sum. All sums have the same
-    noise multiplier. So a round costs what a round of one candidate costs; only the votes cost more.
+    Formal guarantee: in a round every client is in one group (`Cohort`), so it changes the sum of one candidate. All sums have the
+    same noise multiplier, so a round costs as much as a round with one candidate. Only the votes cost more.
 
     Attributes:
         engines: one for each candidate, with the same event and the same clients; the first is the run's own.
-        names: what the history and the statement call the candidates.
-        phases: (r, k): after round r the best k stay; at the end one.
+        names: the names of the candidates in the history and the statement.
+        phases: pairs (r, k): after round r the best k candidates stay; the last k is 1.
         vote: the mechanism of a vote on the best candidate.
         follows: i → (j, factor): candidate i takes the rate and the first clip that j's votes chose, times a factor.
     """
@@ -172,19 +172,19 @@ class Tournament:
     follows: Mapping[int, tuple[int, float]] = field(default_factory=dict)
 
     def staying(self, round: int, players: int) -> int:
-        """How many of the candidates stay after this round."""
+        """The number of candidates that stay after this round."""
         return min([players, *(stay for last, stay in self.phases if last <= round)])
 
 
 class NoiseSources(Protocol):
-    """Where noise comes from: the run's seed, or the operating system."""
+    """The source of noise: the run's seed, or the operating system."""
 
     def at(self, purpose: str, round: int) -> Noise: ...
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The results of one round. Everything is released or public, except fields that start with `nonprivate_`."""
+    """The results of one round. All fields are released or public, except those whose names start with `nonprivate_`."""
 
     round: int
     eta_g: float
@@ -194,7 +194,7 @@ class RoundResult:
     extra: dict[str, float] = field(default_factory=dict)
 
     def record(self, epsilon: float, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """One line of the history."""
+        """The record of the round for the history."""
         return {
             "round": self.round,
             **metrics,
@@ -209,24 +209,24 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class Engine:
-    """The parts of a run, without its state.
+    """The fixed parts of a run; the state is passed to its methods.
 
     Attributes:
-        algorithm: what is run.
-        mechanism: the algorithm's, with every constant in place.
+        algorithm: the algorithm of the run.
+        mechanism: the algorithm's mechanism, with all constants set.
         participation: who takes part in a round.
         population: the public number of clients, for denominators, sampling rates and files.
         cohort: the clients.
         start: the model's parameters before the first round, [d], on the server's device.
-        noise: where the server's noise comes from.
-        seed: what the noise follows from; None where it comes from the operating system, as in every run that protects real data.
+        noise: the source of the server's noise.
+        seed: the seed of the noise; None for noise from the operating system, as in every run that protects real data.
         tau_eta_l: τη_l for SCAFFOLD.
-        evaluation: how the clients measure the model; None where they do not.
+        evaluation: settings for metrics that clients measure; None for no such metrics.
         probe: the votes that choose the local rate and the first clip before the first round; None where the rate is given.
-        tournament: the candidates that the run chooses from; None where there is nothing to choose.
+        tournament: the candidates that the run chooses from; None for a single candidate.
         diagnostics: whether to record values that are not private.
         on_charge: called after every charge.
-        run: the name that the ledger knows the run by, new for every run.
+        run: the name of the run in the ledger, new for every run.
     """
 
     algorithm: Algorithm
@@ -252,12 +252,12 @@ class Engine:
 
     @property
     def larger(self) -> LargerCohort | None:
-        """The deployment that the clients stand for, where they do."""
+        """The larger deployment that the simulated clients represent (`noise_cohort`); None without one."""
         return self.participation if isinstance(self.participation, LargerCohort) else None
 
     @property
     def larger_deployment(self) -> dict[str, Any]:
-        """The same as the ledger's header and the statement say it."""
+        """The fields of `larger` for the ledger's header and the statement."""
         larger = self.larger
         return {} if larger is None else {"noise_cohort": larger.noise_cohort, "stand_ins": larger.stand_ins}
 
@@ -267,7 +267,7 @@ class Engine:
 
     @property
     def expected(self) -> float:
-        """The public number of clients in a round, which sums are divided by."""
+        """The public number of clients in a round, by which sums are divided."""
         return self.participation.expected(self.population)
 
     @property
@@ -275,7 +275,7 @@ class Engine:
         return self.mechanism.event(self.sampling)
 
     def playing(self, candidate: int) -> Engine:
-        """The engine of a candidate, on the cohort of this one."""
+        """The engine of a candidate, with this engine's cohort and run name."""
         if self.tournament is None:
             return self
         return replace(
@@ -287,7 +287,7 @@ class Engine:
         )
 
     def mechanism_of(self, purpose: str, radius: float) -> Mechanism:
-        """What a request for this purpose has, at the clip in force."""
+        """The mechanism of a request for this purpose, at the clip in force."""
         if purpose == CANDIDATE and self.tournament is not None:
             return self.tournament.vote
         if purpose == EVALUATION and self.evaluation is not None:
@@ -324,7 +324,7 @@ class Engine:
         )
 
     def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, RoundResult]:
-        """One round; of every candidate that is left, where there is a tournament."""
+        """Run one round, for every remaining candidate of a tournament; return the new state and the leader's result."""
         began = time.perf_counter()
         players, requests = state.players, []
         for place, (number, one) in enumerate(players.items()):
@@ -354,10 +354,10 @@ class Engine:
         return replace(new, rivals={number: rival for number, (rival, _) in moved.items()}), result
 
     def evaluate(self, state: State, ledger: Ledger, budget: Budget | None = None) -> dict[str, float] | None:
-        """What the clients measure of the model that a run reports after a round: metrics with 95% intervals.
+        """Ask the clients to evaluate the model that the run reports after a round; return metrics with 95% intervals.
 
-        It is charged once. Where a crash came between the charge and the record, system noise would be paid for again, so nothing
-        is asked a second time, and there is no measurement: None. Seeded noise is the same, and is asked for again.
+        An evaluation is charged once. After a crash between charge and record, a secure run returns None: new noise would have to
+        be charged again. A seeded run asks again, because its noise is the same.
         """
         evaluation = self.playing(state.candidate).evaluation
         if evaluation is None or (self.secure and evaluated(state.round, ledger, self.run)):
@@ -371,10 +371,10 @@ class Engine:
         return evaluation.metrics.read(release.c_bar, deviation, spread)
 
     def ask(self, request: Request, ledger: Ledger, budget: Budget | None = None) -> tuple[Release, Answer]:
-        """The release of what a cohort answers. It is charged after the clients are done and before anything is released.
+        """Send a request to the cohort and release the answer. The charge comes after the clients are done and before the release.
 
-        Reports of local privacy that leave a client's machine are released when they are sent: those are charged before.
-        Seeded noise is the same when a crash makes a round be computed again, so it is paid for once; system noise is not.
+        Reports of local DP that leave a client's machine are released when they are sent, so they are charged before. A round that
+        is computed again after a crash is charged once with seeded noise, which is the same, and again with system noise.
         """
         (found,) = self._ask([request], ledger, budget)
         return found
@@ -382,7 +382,7 @@ class Engine:
     def _ask(
         self, requests: Sequence[Request], ledger: Ledger, budget: Budget | None = None
     ) -> list[tuple[Release, Answer]]:
-        """The releases of requests to disjoint groups of clients, for one charge: a client answers one of them (`Tournament`)."""
+        """Send requests to disjoint groups of clients for one charge: every client answers one request (`Tournament`)."""
         events = {request.mechanism.event(self.sampling) for request in requests}
         places = [request.group and request.group[0] for request in requests]
         require(
@@ -404,7 +404,7 @@ class Engine:
         ]
 
     def _noises(self, request: Request) -> tuple[Noise, Noise]:
-        """Where the noise of a release comes from: that of its vector, and that of its further numbers."""
+        """The noise sources of a release: for its vector, and for its further numbers."""
         update = request.purpose == UPDATE
         names = ("central noise", "central scalar noise") if update else (f"probe noise, {request.purpose}",) * 2
         whose = f", candidate {request.state.candidate}" if request.state.candidate else ""
@@ -426,9 +426,9 @@ class Engine:
         budget: Budget | None = None,
         save: Callable[[State], None] = lambda state: None,
     ) -> State:
-        """The state after the votes that are due before the next round: on the local rate and the first clip, and on candidates.
+        """Hold the votes due before the next round, on local rate, first clip and candidates; return the new state.
 
-        Each vote is charged before anything of it is released, and `save` is called after it: none is asked twice.
+        Each vote is charged before its release, and `save` is called after it, so that no vote is held twice.
         """
         tournament, players = self.tournament, state.players
         if tournament is not None and (stay := tournament.staying(state.round, len(players))) < len(players):
@@ -450,11 +450,11 @@ class Engine:
         return state
 
     def with_new_steps(self, state: State) -> State:
-        """The state with a step-size rule that begins anew: what it remembers had another rate, or the noise of a smaller group."""
+        """The state with the step-size rule reset: its memory is from another rate, or from the noise of a smaller group."""
         return replace(state, memory={**state.memory, **initial_memory(self.algorithm.rule, state.w)})
 
     def _voted(self, purpose: str, probe: Probe | None, state: State, ledger: Ledger, budget: Budget | None) -> State:
-        """The state with what the clients chose: the local rate, its scale, or the first clip."""
+        """Hold one vote; return the state with its result: the local rate, the rate's scale, or the first clip."""
         if probe is None:
             return state
         shake = self._shake(state, probe.rounds) if purpose == SCALE else 0.0
@@ -468,7 +468,7 @@ class Engine:
         return replace(state, memory=memory, radius=clip_from_votes(*found) if purpose == CLIP else state.radius)
 
     def _scaled(self, state: State, factor: float) -> State:
-        """The state as if the rounds since the anchor had gone `factor` times as far, with that rate and clip from here on."""
+        """The state as if rounds since the anchor had moved `factor` times as far; the rate and an adaptive clip are scaled too."""
         anchor, memory = state.memory[ANCHOR], dict(state.memory)
         w = anchor + factor * (state.w - anchor)
         memory[LOCAL_RATE] = (memory[LOCAL_RATE] * factor).clamp(max=RATES[-1])
@@ -477,7 +477,7 @@ class Engine:
         return self.with_new_steps(replace(state, w=w, recent=(w,), radius=radius, memory=memory))
 
     def _shake(self, state: State, rounds: int) -> float:
-        """The public noise of a vote on the rate's scale; 0 where the mechanism does not know its own."""
+        """The public noise of a vote on the rate's scale; 0 where the mechanism does not know its noise variance."""
         variance = self.mechanism.at_radius(state.radius).noise_variance(self.expected, self.expected) or 0.0
         return shake_of(variance, rounds - state.round, self._noise_share(state))
 
@@ -486,7 +486,7 @@ class Engine:
 
     @property
     def _votes(self) -> tuple[str, ...]:
-        """The votes before the first round: on the first clip only where it adapts."""
+        """The votes before the first round; the first clip is voted on only if it adapts."""
         return (RATE, CLIP) if isinstance(self.algorithm.clip, AdaptiveClip) else (RATE,)
 
     def _pending(self, state: State) -> tuple[str, ...]:
@@ -496,7 +496,7 @@ class Engine:
         return (*self._votes[len(self._votes) - int(state.memory[PENDING]) :], *([SCALE] * due))
 
     def answers_left(self, state: State, rounds: int, ledger: Ledger, run: str = "") -> list[Event]:
-        """What the votes and the measurements that are still to come will cost, of `rounds` rounds of the ledger's `run`."""
+        """The events of all votes and evaluations that are left of `rounds` rounds, given the charges of `run` in the ledger."""
         left: list[Event] = []
         follows = {} if self.tournament is None else self.tournament.follows
         for number, player in state.players.items():
@@ -507,14 +507,14 @@ class Engine:
         for event, numbers in self.later_votes():
             left += [event] * votes_left(event, numbers, ledger, run or self.run)
         if (evaluation := self.evaluation) is not None:
-            # A measurement comes after its round, and a run may end between the two.
+            # An evaluation comes after its round, and a run may end between the two.
             open_ones = range(max(1, state.round), rounds + 1)
             due = sum(evaluation.due(n, rounds) and not evaluated(n, ledger, run or self.run) for n in open_ones)
             left += [evaluation.mechanism.event(self.sampling)] * due
         return left
 
     def later_votes(self) -> list[tuple[Event, tuple[int, ...]]]:
-        """The votes that come after rounds: what each kind costs, and after which rounds it is taken, at most."""
+        """The votes after rounds: for each kind its event, and the rounds after which it is held at most."""
         tournament = self.tournament
         engines = (self,) if tournament is None else tournament.engines
         probes = [engine.probe for engine in engines if engine.probe is not None]
@@ -533,7 +533,7 @@ class Engine:
         return found
 
     def announced_votes(self) -> list[dict[str, Any]]:
-        """The same as the ledger's header says it."""
+        """The `later_votes` for the ledger's header."""
         return [{"event": to_json(event), "rounds": list(numbers)} for event, numbers in self.later_votes()]
 
     def _vote(
@@ -545,13 +545,13 @@ class Engine:
         budget: Budget | None,
         shake: float = 0.0,
     ) -> tuple[Tensor, float]:
-        """Which share of the clients stands in each bin, noisy, [K], and the standard deviation of that noise."""
+        """Hold a vote; return the noisy share of the clients in each bin, [K], and the standard deviation of its noise."""
         release, _ = self.ask(Request(purpose, state.round, state, mechanism, shake=shake), ledger, budget)
         deviation = math.sqrt(mechanism.noise_variance(self.expected, self.expected) or 0.0)
         return release.c_bar.cpu() / MAX_SHARE, deviation / MAX_SHARE
 
     def _charge(self, request: Request, ledger: Ledger, budget: Budget | None) -> Callable[[], None]:
-        """Checks that the budget allows the charge; returns what makes it."""
+        """Check that the budget allows the charge; return a function that makes the charge."""
         update, number = request.purpose == UPDATE, request.round
         event = request.mechanism.event(self.sampling)
         what = f"round {number}" if update else f"{request.purpose!r}"
@@ -571,7 +571,7 @@ class Engine:
         return charge
 
     def _prefetched_noise(self, noise: Noise, mechanism: Mechanism) -> Noise:
-        """The source itself, or while clients train elsewhere one whose draw for the server is under way."""
+        """The noise source, or a `PrefetchedNoise` of it while the CPU is idle."""
         central = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
         width = mechanism.width(len(self.start)) if not getattr(mechanism, "question", "") else 0
         plain = mechanism.noise_kind is False or (self.cohort.is_remote and mechanism.noise_kind is True)
@@ -593,41 +593,41 @@ class Engine:
 
 
 def _with(state: State, player: State) -> State:
-    """The state with another one of its players."""
+    """The state with one of its candidates replaced by `player`."""
     if player.candidate == state.candidate:
         return replace(player, rivals=state.rivals)
     return replace(state, rivals={**state.rivals, player.candidate: player})
 
 
 def _following(player: State, leader: State, factor: float) -> State:
-    """A candidate with the rate and the first clip of another one, times a factor."""
+    """The candidate's state with the rate and the first clip of `leader`, times a factor."""
     memory = {**player.memory, LOCAL_RATE: leader.memory[LOCAL_RATE] * factor}
     memory[PENDING] = player.memory[PENDING] - 1
     return replace(player, memory=memory, radius=leader.radius * factor)
 
 
 def votes_left(event: Event, numbers: Sequence[int], ledger: Ledger, run: str) -> int:
-    """How many of the votes after these rounds are not charged yet; one that was charged twice counts once."""
+    """The number of votes after these rounds that are not charged yet. A vote that was charged twice counts once."""
     asked = [entry.round for entry in ledger.entries if (entry.run, entry.event.question) == (run, event.question)]
     return (Counter(numbers) - Counter(asked)).total()
 
 
 def evaluated(number: int, ledger: Ledger, run: str) -> bool:
-    """Whether a run's measurement after this round was charged."""
+    """Whether the run's evaluation after this round was charged."""
     asked = (run, number, EVALUATION)
     return any((entry.run, entry.round, entry.event.question) == asked for entry in ledger.entries)
 
 
 CPU = torch.device("cpu")
 LONG = 2**13
-"""Numbers that are worth a thread."""
+"""Smallest number of draws for which a thread is worth its cost."""
 
 
 class PrefetchedNoise:
-    """Noise that a thread draws while clients train: the same numbers as without it, handed out once.
+    """Noise that a thread draws while clients train: the same numbers as without a thread, used once.
 
-    Nothing of it waits for what the clients do: the draws depend on the source alone. The thread leaves the GPU
-    alone, because whatever it asked of it would end a recording; memory that a GPU reads by itself is there before it starts.
+    The draws depend on the noise source alone, not on the clients. The thread makes no CUDA call, because that would end a CUDA
+    graph recording; pinned memory is allocated before the thread starts.
     """
 
     def __init__(self, noise: Noise, width: int, wanted: torch.device) -> None:

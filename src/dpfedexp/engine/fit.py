@@ -30,7 +30,7 @@ from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution
 from dpfedexp.trainers.task import Clients
 
 DEFAULT_ROUNDS, LOW_NOISE_ROUNDS = 50, 100
-"""Rounds: usually, and where noise hardly matters."""
+"""The automatic number of rounds: by default, and where noise hardly matters (`rounds_for`)."""
 LOCAL_STEPS = 10
 """Full-batch steps of a client in a round, on at most `MOST_EXAMPLES` of its rows."""
 MOST_EXAMPLES = 512
@@ -70,12 +70,12 @@ def fit(
     Args:
         model: any nn.Module; it is copied, and its parameters are the starting point.
         clients: a `Federation`.
-        epsilon: what the whole run may cost each client, the votes that choose the rate and the clip included.
-        delta: δ of the promise; by default a tenth of 1/M, and at most 10⁻⁵.
-        rounds: how many rounds; by default `rounds_for`.
-        ledger: a file or a `Ledger` that several runs on the same clients charge; the statement is of all of them together.
-        out: the folder of the run, new or empty, which gets what `dpfedexp fit` writes: model, metrics, ledger, privacy statement
-            and checkpoint. The same call resumes a run that was interrupted.
+        epsilon: ε of the whole run for each client, including the votes that choose the rate and the clip.
+        delta: δ of the guarantee; by default a tenth of 1/M, and at most 10⁻⁵.
+        rounds: the number of rounds; by default `rounds_for`.
+        ledger: a file or a `Ledger` that several runs on the same clients charge; the statement then covers all of them.
+        out: the folder of the run, new or empty, for the files of `dpfedexp fit`: model, metrics, ledger, privacy statement
+            and checkpoint. The same call resumes an interrupted run.
 
     All other arguments are those of `train`, which also takes a budget, other local steps and add-remove adjacency: `fit` is
     `train` with `cdp_fedexp(clip="adaptive", target_epsilon=…)` and `local=Sgd(lr="auto", steps=10, max_examples=512)`.
@@ -121,7 +121,7 @@ def fit(
     facts = describe_choices(run, algorithm, number, given={"delta": delta, "rounds": rounds}, candidates=candidates)
     privacy = replace(run.privacy, choices=facts)
     if out is not None and rank() == 0:
-        # The one date that all files of a secure run have.
+        # All files of a secure run keep one common date.
         rewrite_statement(
             Path(out), privacy, (Path(out) / LEDGER).stat().st_mtime if (Path(out) / LEDGER).exists() else None
         )
@@ -136,15 +136,14 @@ def fit_settings(epsilon: float, clients: int) -> dict[str, dict[str, Any]]:
 
 @checked
 def rounds_for(algorithm: Algorithm, dimension: int, population: int, participation: Participation) -> int:
-    """How many rounds, from the norm n = z√d/M of the noise that 50 rounds would have, in units of the clip.
+    """The automatic number of rounds, from the norm n = z√d/M of the noise in 50 rounds, in units of the clip.
 
-    What clients can say against the noise in all rounds together hardly depends on their number (`engine.plan`); what does is how
-    much of it is in one round, and how long it takes. Where n < 0.1 a round costs next to nothing, and 100 of them let the model
-    settle; else it is 50.
+    At one ε, the signal over noise of all rounds together hardly depends on the number of rounds (`engine.plan`); the noise per
+    round and the run time do. Where n < 0.1, more rounds cost little, and 100 rounds let the model converge; otherwise 50.
 
     Args:
-        algorithm: what is run.
-        dimension: parameters of the model.
+        algorithm: the algorithm of the run.
+        dimension: the number of parameters of the model.
         population: the public number of clients.
         participation: who takes part in a round.
     """
@@ -156,7 +155,7 @@ def rounds_for(algorithm: Algorithm, dimension: int, population: int, participat
 def describe_choices(
     run: Run, algorithm: Algorithm, rounds: int, *, given: dict[str, Any], candidates: Any = None
 ) -> tuple[str, ...]:
-    """Describe the automatic choices; all of them are public or released."""
+    """Sentences on the automatic choices of `fit`; all of them are public or released."""
     first, last = (run.history[0], run.history[-1]) if run.history else ({}, {})
     facts = ["the algorithm cdp_fedexp with the safe step"]
     if "candidate" in last:

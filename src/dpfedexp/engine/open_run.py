@@ -40,9 +40,9 @@ DIAGNOSTICS = "the values whose names start with nonprivate_, which this run rec
 
 @dataclass(frozen=True)
 class LedgerSource:
-    """Where the ledger comes from: an object that was passed, a file, or memory.
+    """The source of the ledger: an object that was passed, a file, or memory.
 
-    `own` is whether it is the file in the run's own folder, which one run alone begins.
+    `own`: whether the ledger is the file in the run's own folder, which only this run may create.
     """
 
     given: Ledger | None
@@ -64,7 +64,7 @@ class LedgerSource:
 
     @contextmanager
     def opened(self, ledger: Ledger) -> Iterator[Ledger]:
-        """Closes what was opened here if the run can't go on with it; an object of the caller's stays open."""
+        """Close the ledger if the run can't continue, unless the caller passed the object."""
         try:
             yield ledger
         except BaseException:
@@ -73,7 +73,7 @@ class LedgerSource:
             raise
 
     def new(self, header: dict[str, Any]) -> Ledger:
-        """For a run that begins: the ledger in its own folder must not exist yet, any other may."""
+        """The ledger of a new run. The ledger in the run's own folder must not exist yet; any other may."""
         if self.given is not None:
             return self.given
         if self.path is None:
@@ -83,7 +83,7 @@ class LedgerSource:
         return Ledger.create(self.path, **header)
 
     def existing(self, settings: str | None) -> Ledger:
-        """For a run that goes on: the ledger must exist, with this hash of the settings where no checkpoint names them."""
+        """The ledger of a resumed run. `settings` is the hash that its header must have where no checkpoint names the settings."""
         if self.given is not None:
             return self.given
         if self.path is None or not self.exists:
@@ -117,12 +117,12 @@ class OpenRun:
     history: list[dict[str, Any]]
     opened_here: bool
     stop_source: str = ""
-    """What the decision looked at that once ended the run early; it counts until the run is complete."""
+    """What an early stop depended on; part of the statement until the run is complete."""
     writers: list[private_folder.SingleWriter] = field(default_factory=list)
     began: float = field(default_factory=time.time)
     records: checkpoint.Records = field(default_factory=checkpoint.Records)
     _controls: bool = False
-    """Whether the checkpoint says that the private folder holds what clients remember."""
+    """Whether the checkpoint says that the private folder holds the clients' control variates."""
 
     @staticmethod
     def open(
@@ -133,10 +133,10 @@ class OpenRun:
         *,
         resume: bool,
     ) -> OpenRun:
-        """Start a run, or resume the one in `folder`. The ledger is `folder/ledger.jsonl` unless another is given.
+        """Start a run, or resume the run in `folder`. The ledger is `folder/ledger.jsonl` unless another ledger is given.
 
-        A ledger elsewhere may belong to a project: every run that names it adds its charges to those that are there. Without a
-        folder nothing but the ledger is kept. With `resume`, a run without a checkpoint restarts from its ledger.
+        A ledger elsewhere may belong to a project: every run that names it adds charges. Without a folder only the ledger is kept.
+        With `resume`, a run without a checkpoint restarts from its ledger.
         """
         source = LedgerSource.of(ledger, folder)
         try:
@@ -154,7 +154,7 @@ class OpenRun:
             raise InputError(f"the ledger {str(source.path)!r} can't be written: {error.strerror}.") from None
 
     def complete(self, state: State, record: dict[str, Any], *, last: bool) -> None:
-        """Record and save a completed round. After the `last`, the clients' control variates are deleted."""
+        """Record and save a completed round. After the last round, the clients' control variates are deleted."""
         before, self.state = self.state, state
         self.history.append(record)
         if self.folder is None:
@@ -165,7 +165,7 @@ class OpenRun:
                 self.private.save_controls(state.round, controls)
             self.save(controls=controls is not None)
         except BaseException:
-            # An interrupt may come when the checkpoint is on disk already.
+            # An interrupt may come after the checkpoint is on disk.
             progress = checkpoint.read_progress(self.folder)
             if progress is None or progress.round != state.round:
                 self.state = before
@@ -175,23 +175,23 @@ class OpenRun:
             self.private.forget_controls(but=None if last else state.round)
 
     def voted(self, state: State) -> None:
-        """Keeps the state that votes made: asking again would cost again."""
+        """Save the state after a vote, because holding the vote again would cost ε again."""
         self.state = state
         self.save(controls=self._controls)
 
     def add_to_last_record(self, more: dict[str, Any]) -> None:
-        """Adds to the record of the last round what was measured after it."""
+        """Add values that were measured after the last round to its record."""
         self.history[-1] = {**self.history[-1], **more}
         self.save(controls=self._controls)
 
     def end(self, stop_source: str) -> None:
-        """Remembers that a decision ended the run early."""
+        """Save the source of an early stop."""
         if stop_source and stop_source != self.stop_source:
             self.stop_source = stop_source
             self.save(controls=self._controls)
 
     def seal(self, model: nn.Module) -> None:
-        """Binds the model and the checkpoint of a run with a folder to its ledger. A complete run's private folder goes."""
+        """Write the hashes of model and checkpoint to the ledger. The private folder of a complete run is deleted."""
         if self.folder is None:
             return
         state = checkpoint.digest(checkpoint.state_tensors(self.state))
@@ -205,7 +205,7 @@ class OpenRun:
                 self.private.remove()
 
     def stop(self) -> None:
-        """Delete the clients' control variates after the budget ended the run. It can be resumed with a larger budget."""
+        """Delete the clients' control variates after the budget ended the run. A larger budget can resume the run."""
         if self.private is None or self.state.client_controls is None:
             return
         if self.state.round > 0:
@@ -213,7 +213,7 @@ class OpenRun:
         self.private.forget_controls()
 
     def save(self, *, controls: bool) -> None:
-        """Writes the checkpoint; `controls` says that the private folder holds what clients remember."""
+        """Write the checkpoint. `controls`: whether the private folder holds the clients' control variates."""
         if self.folder is None:
             return
         run, state = self.description, self.state
@@ -227,8 +227,8 @@ class OpenRun:
     def hold(self, *, shared: bool) -> None:
         """Lock the ledger and its anchors until the run is closed, so that no copy of the run can charge it.
 
-        From here on every charge moves the anchors before its round is released. The ledger in a run's own folder has an anchor for
-        all its runs if it protects real data, or once another run has charged it.
+        From then on every charge moves the anchors before its round is released. The ledger in a run's own folder has a shared
+        anchor if the run protects real data, or once another run has charged the ledger.
         """
         ledger, name = self.ledger, self.name
         held = {one.anchor.file for one in ledger.witnesses if isinstance(one, private_folder.SingleWriter)}
@@ -241,7 +241,7 @@ class OpenRun:
                 anchors.append(anchor)
         try:
             for one in anchors:
-                # A run inside another one on the same ledger object finds the ledger's anchor held.
+                # A nested run on the same ledger object finds the anchor locked by the outer run.
                 if one.file not in held:
                     self.writers.append(
                         private_folder.SingleWriter(one, _taken_back, partial(_nothing_charged, run=name))
@@ -268,12 +268,12 @@ class OpenRun:
         if self.opened_here:
             self.ledger.close()
         if self.folder is not None and self.description.secure:
-            # How long a round took depends on what the clients hold.
+            # Durations of rounds depend on the clients' data.
             set_dates(self.folder, outlets.OUTLETS, self.began)
 
 
 def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> OpenRun:
-    """A new run. Its private folder comes first, so that wherever there is a ledger of its own there is the folder too."""
+    """Start a new run. The private folder is created before the ledger, so that no own ledger exists without it."""
     name = run.engine.run
     private = _private(run, name, folder)
     created = False
@@ -284,7 +284,7 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
             created = source.own
             open_run = OpenRun(name, run, folder, private, ledger, run.start, [], source.given is None)
             open_run.hold(shared=not source.own)
-            # The starting point, and the name of a run that charges a ledger elsewhere: a crash must not lose them.
+            # A crash must not lose the initial parameters, nor the name of a run that charges a ledger elsewhere.
             open_run.save(controls=False)
             return open_run
     except BaseException:
@@ -294,7 +294,7 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
 
 
 def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkpoint | None) -> OpenRun:
-    """The run that the folder holds, from its checkpoint, or from its start where it has a ledger alone."""
+    """Resume the run of a folder from its checkpoint, or from the start where it has only a ledger."""
     with source.opened(source.existing(run.fixed_hash if last is None else None)) as ledger:
         name: Any = ledger.header.get("run") if last is None else last.progress.run
         if not private_folder.is_run_id(name):
@@ -314,7 +314,7 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
                 )
             run.engine.cohort.from_checkpoint(last.progress.cohort)
         if last is not None and last.progress.round >= run.rounds:
-            # Nothing is left to compute, so neither the data nor the clients' memory is asked for.
+            # No round is left, so neither data nor control variates are needed.
             if private is not None:
                 private.remove()
             state, history = checkpoint.resume(last, run.start, folder), list(last.progress.history)
@@ -338,7 +338,7 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
 
 
 def _private(run: RunDescription, name: str, folder: Path | None) -> private_folder.PrivateFolder | None:
-    """The private folder, where the run has a folder and its clients' data are here."""
+    """The private folder; None where the run has no folder or other machines hold the clients' data."""
     if folder is None:
         return None
     private = private_folder.PrivateFolder.of(name, folder)
@@ -369,7 +369,7 @@ def _controls(progress: Progress, start: State, private: private_folder.PrivateF
 
 
 def _nothing_charged(ledger: Ledger, mark: LedgerMark, run: str) -> bool:
-    """Whether the mark is that of a run which has not charged the ledger yet."""
+    """Whether the mark belongs to a run that has not charged the ledger yet."""
     return mark == private_folder.NOTHING_CHARGED and not any(entry.run == run for entry in ledger.entries)
 
 
@@ -382,7 +382,7 @@ def _taken_back(ledger: Ledger, mark: LedgerMark, where: Path) -> LedgerError:
 
 
 def _check_nothing_was_released(folder: Path) -> None:
-    """A folder without ledger and checkpoint is one in which a run begins, unless something else remembers another."""
+    """Raise `LedgerError` if a folder without ledger and checkpoint has other traces of a run."""
     metrics = folder / METRICS
     if (folder / LEDGER_HEAD).exists() or (metrics.exists() and metrics.stat().st_size > 0):
         raise LedgerError(
@@ -397,14 +397,14 @@ def _no_limit(history: list[dict[str, Any]]) -> int | None:
 
 @dataclass(frozen=True)
 class RunDescription:
-    """An engine, how many rounds it makes, what its result depends on by name, and what is said of it.
+    """An engine, its number of rounds, the settings that the result depends on, and facts for the statement.
 
     Attributes:
-        data: key → the hash under it of what the clients hold; None where other machines hold it.
-        sizes: chunk size and trainer, by which a simulation rounds.
-        not_covered: what the privacy statement leaves out.
-        reporting: history → how many clients at least report in a round, for the statement; None for all of them.
-        no_other_adjacency: why there is no figure for the other adjacency; empty where there is one.
+        data: maps a key to the keyed hash of the clients' data; None where other machines hold the data.
+        sizes: chunk size and trainer, which affect the rounding of a simulation.
+        not_covered: values that the privacy statement does not cover.
+        reporting: maps the history to the smallest number of clients that report in a round; None for all clients.
+        no_other_adjacency: why the statement has no ε for the other adjacency; empty where it has one.
         may_change: settings that may differ when the run is resumed.
     """
 
@@ -425,11 +425,11 @@ class RunDescription:
 
     @property
     def fixed_hash(self) -> str:
-        """Of the settings that may not change."""
+        """The hash of the settings that must not change."""
         return settings_hash({name: value for name, value in self.settings.items() if name not in self.may_change})
 
     def ledger_header(self) -> dict[str, Any]:
-        """What a reader of the ledger alone needs for a statement."""
+        """The header of the ledger: the facts for a statement from the ledger alone."""
         run = self.engine
         header = {
             "config": self.fixed_hash,
@@ -448,14 +448,14 @@ class RunDescription:
 
 
 def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) -> RunDescription:
-    """The run of simulated clients; `more` are further settings that its result depends on."""
+    """The description of a run with simulated clients; `more` are further settings that its result depends on."""
     task = simulation.task
     settings = settings_of(
         engine,
         task.layout,
         rounds=rounds,
         local=task.local,
-        # A secure run's shuffles come from a number that must stay unknown, and are new whenever it goes on.
+        # None in a secure run: its shuffles come from a secret number, drawn again when the run resumes.
         seed=engine.seed,
         loss=task.loss,
         diagnostics=engine.diagnostics,
@@ -477,13 +477,13 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
         lambda key: private_folder.data_tag(task.clients, key),
         {"chunk_size": simulation.chunk_size, "trainer": simulation.trainer.name},
         (DIAGNOSTICS,) if engine.diagnostics and engine.algorithm.private else (),
-        # A client that remembers its own report carries its noise into the next one, so the sums' noises are not independent.
+        # SCAFFOLD from reports carries a report's noise into the next one, so the noises of the sums are not independent.
         (lambda history: 0) if engine.algorithm.scaffold == "report" else _no_limit,
     )
 
 
 def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
-    """Name → value, all of them JSON, of everything that the result depends on."""
+    """Name → JSON value of every setting that the result depends on."""
     mechanism, evaluation, measured = engine.mechanism, engine.evaluation, {}
     if evaluation is not None:
         measured = {"evaluate": str(evaluation.metrics), EVALUATE_EVERY: evaluation.every}
@@ -515,7 +515,7 @@ def facts_of(
     options: dict[str, Any],
     trainer: str = "",
 ) -> RunFacts:
-    """The run in a few public facts; `options` that are None or False are left out of the call's text."""
+    """Public facts about the run for `run.json`. `options` that are None or False are left out of the call's text."""
     algorithm, run = engine.algorithm, open_run.description
     usual = {"clip": math.inf, "noise_multiplier": None, "target_epsilon": None, "adjacency": "replace-one"}
     given = {name: getattr(algorithm, name) for name in usual if getattr(algorithm, name) != usual[name]}

@@ -1,16 +1,15 @@
 """Every file and field that a run writes or prints, and why each of them may be public.
 
-released      computed from what the mechanism released, and from nothing else of the clients'
+released      computed from released values, and from nothing else that depends on the clients' data
 public        given by the person who started the run; does not depend on the clients' data
-server        measured by the server on data of its own
-accounting    what was charged, and names drawn at random
-nonprivate    depends on the clients' data without noise: durations, sizes that a device chose, diagnostics
+server        measured by the server on its own data
+accounting    charges, and random names
+nonprivate    depends on the clients' data without noise: durations, sizes chosen on a device, diagnostics
 
-A run that protects real data (`secure`) writes nothing of the last kind. What is not in this list is not written: `recorded`
-refuses it, and a test compares the files of whole runs with it. A run's private folder (`private_folder`) is not an outlet; it
-stays with the holder of the data. The files of a secure run get one date when it ends, because the time between them is a
-duration. Times of day and durations are in no outlet of a secure run: `CLOCKS` names every module that reads a clock, and why
-nothing of it leaves such a run.
+An outlet is a file, log or service that gets values of a run. A run that protects real data (`secure`) writes nothing of the kind
+`nonprivate`. A field that `OUTLETS` does not list is refused by `recorded`, and a test compares the files of whole runs with the
+list. A run's private folder (`private_folder`) is not an outlet; it stays with the holder of the data. Secure runs write no times
+of day and no durations: their files get one common date at the end, and `CLOCKS` names every module that reads a clock.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ from typing import Any, Literal, cast
 CONFIG = "config.toml"
 """The resolved settings of a run from the command line."""
 FACTS = "run.json"
-"""What the run is, in a few public facts, and the command or the call that made it."""
+"""A few public facts about the run, and the command or the call that started it."""
 LEDGER = "ledger.jsonl"
-"""What was charged, before each release."""
+"""The charges, each written before its release."""
 LEDGER_HEAD = "ledger.jsonl.head"
-"""How many charges the ledger holds, and the hash of the last one."""
+"""The number of charges in the ledger, and the hash of the last one."""
 CHECKPOINT = "checkpoint.safetensors"
-"""The last completed round."""
+"""The state after the last completed round, from which a run resumes."""
 METRICS = "metrics.jsonl"
 """One record per round."""
 METRICS_TABLE = "metrics.csv"
-"""The same as a table."""
+"""The records as a table."""
 MODEL = "model.safetensors"
 """The trained parameters."""
 STATEMENT = "privacy.json"
-"""The privacy statement, for programs."""
+"""The privacy statement as JSON."""
 STATEMENT_TEXT = "privacy.txt"
-"""The privacy statement, for people."""
+"""The privacy statement as text."""
 ADVICE = "advice.jsonl"
-"""What there was to say about the run (docs/advice.md); empty where there was nothing."""
+"""The advice about the run (docs/advice.md); empty where there was none."""
 ERROR = "error.txt"
-"""What a run of a sweep that failed said; not of a secure one."""
+"""The error of a failed run in a sweep; not written by secure runs."""
 REPORT = "report.html"
 """The page that `dpfedexp report` writes."""
 STATUS = "status.json"
-"""How a run stands: running, completed, stopped or failed, in which round, at which ε."""
+"""The status of a run: running, completed, stopped or failed, with round and ε."""
 
 
 Right = Literal["released", "public", "server", "accounting", "nonprivate"]
@@ -55,26 +54,26 @@ Fields = dict[str, Right]
 
 
 def _fields(**names: str) -> Fields:
-    """Field → right, from right → fields; of two patterns that fit a field the earlier one holds."""
+    """Invert right → fields to field → right. If two patterns match a field, the earlier one counts."""
     return {field: cast(Right, right) for right, fields in names.items() for field in fields.split()}
 
 
 ROUND = _fields(
-    # How many nodes were asked and answered is public where the mechanism's promise does not rest on hiding it.
+    # The numbers of nodes that were asked and answered are public unless the mechanism's guarantee needs them hidden.
     public="round asked valid refused missing",
-    # An automatic local rate follows from votes; `update_norm` is ‖c̄‖ of the round's released mean.
-    # What clients measured of the model has noise of its own.
+    # An automatic local rate is computed from votes; `update_norm` is ‖c̄‖ of the round's released mean.
+    # Metrics that clients measured (`clients_*`) have their own noise.
     released="eta_g clip noisy_mean_* local_rate update_norm clients_* candidate candidates",
     accounting="epsilon_total",
     nonprivate="seconds nonprivate_*",
-    # Whatever else a record holds came from `test` or `evaluate`.
+    # All other fields of a record come from `test` or `evaluate`.
     server="*",
 )
 OUTLETS: Mapping[str, Fields] = {
     LEDGER: _fields(
         public="format version config algorithm clients delta simulated noise_cohort stand_ins selection_runs selection_mu round "
         "no_other_adjacency evaluation votes",
-        # What the mechanism is; under an adaptive clip its radius, which was released the round before.
+        # The event describes the mechanism; the radius of an adaptive clip was released in the round before.
         released="event seal",
         accounting="run seq noise previous hash",
     ),
@@ -89,7 +88,7 @@ OUTLETS: Mapping[str, Fields] = {
     METRICS: ROUND,
     METRICS_TABLE: ROUND,
     CONFIG: _fields(public="*"),
-    # How updates were computed depends on sizes; why a run stopped, on what it released and what the server measured.
+    # The choice of the trainer depends on sizes; the reason of a stop depends on released values and server metrics.
     FACTS: _fields(nonprivate="trainer", released="stopped", accounting="run", public="*"),
     MODEL: _fields(released="*"),
     STATEMENT: _fields(accounting="*"),
@@ -98,13 +97,13 @@ OUTLETS: Mapping[str, Fields] = {
     ADVICE: _fields(released="level code sentence"),
     # A traceback may hold anything.
     ERROR: _fields(nonprivate="text"),
-    # Of a sweep or a selection, made from the files of its runs.
+    # Sweeps and selections compute these from the files of their runs.
     "sweep.json": _fields(released="*"),
     "selection.json": _fields(public="*"),
     "selection.txt": _fields(released="*"),
     # Drawn from the files above, by `dpfedexp report`.
     **dict.fromkeys((REPORT, "*.svg", "*.png", "*.pdf"), _fields(released="*")),
-    # `reason` is what the server's error says.
+    # `reason` is the message of the server's error.
     STATUS: _fields(public="status round rounds delta", released="reason", accounting="epsilon"),
     "terminal": _fields(nonprivate="elapsed") | ROUND,
     **dict.fromkeys(("tensorboard", "mlflow", "wandb"), ROUND),
@@ -125,12 +124,12 @@ CLOCKS: Mapping[str, str] = {
     "machine": "the time left of a bar, which a sweep of secure runs does not show",
     "trainers.*": "measures trainers on synthetic clients",
 }
-"""Every module that reads a clock, by its name in the package, and why no time of a secure run leaves through it."""
+"""Every module that reads a clock (its name in the package), and why none of its times leaves a secure run."""
 
 
 @cache
 def right(outlet: str, field: str) -> Right | None:
-    """Why a field may be public; None for a field that is not listed."""
+    """The reason (`Right`) why an outlet may get a field, from the list `OUTLETS`; None for a field that is not listed."""
     for name, fields in OUTLETS.items():
         if fnmatchcase(outlet, name):
             return next((right for pattern, right in fields.items() if fnmatchcase(field, pattern)), None)
@@ -138,9 +137,9 @@ def right(outlet: str, field: str) -> Right | None:
 
 
 def recorded(outlet: str, values: Mapping[str, Any], *, secure: bool) -> dict[str, Any]:
-    """What of `values` an outlet gets: in a secure run nothing that depends on the clients' data without noise.
+    """The fields of `values` that an outlet may get: all of them, but in a secure run no `nonprivate` field.
 
-    Raises `LookupError` for a field that the list does not know, so that a new one can't be written without a right.
+    Raises `LookupError` for a field that `OUTLETS` does not list, so that a new field can't be written without a right.
     """
     rights = {field: right(outlet, field) for field in values}
     unknown = [field for field, known in rights.items() if known is None]

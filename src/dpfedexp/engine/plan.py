@@ -1,12 +1,11 @@
 """Plans: the noise of a run compared with the largest possible signal, from public numbers alone.
 
 The clients' mean update is at most as long as the clip C, when all of them push the same way. Its noise has norm zC√d/(qM) in
-central privacy, zC√d/√(qM) in local privacy; the mechanism says which. Over T rounds pushes add up to at most T·C and independent
-noises to √T times one, so the best that any data can give is a signal of `best_signal` = √T·C/noise. Below 1, the model moves
-farther by noise than by anything that clients say. Models can tolerate that to a degree, because noise goes in all d directions
-and a signal in few. Far below 1, what clients who all agree in every round would release can't be told from noise
-(`is_detectable`). At one ε the noise of a round grows like √T, so these numbers depend on ε, d and M and hardly on the number of
-rounds.
+central DP and zC√d/√(qM) in local DP; the mechanism says which. Over T rounds the pushes add up to at most T·C, and independent
+noises to √T times one of them. So the largest possible signal over noise is `best_signal` = √T·C/noise. Below 1, the model moves
+farther by noise than by the clients' updates. Models tolerate that to a degree, because noise goes in all d directions and a
+signal in few. Far below 1, even identical updates of all clients in every round can't be told from noise (`is_detectable`). At one
+ε the noise of a round grows like √T, so these numbers depend on ε, d and M and hardly on the number of rounds.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Advice:
 
     Args:
         level: "warning" where the run is likely to fail or to give little privacy, "note" otherwise.
-        code: which message it is, as `docs/advice.md` lists them.
-        sentence: what was found, and what to do.
+        code: the identifier of the message in `docs/advice.md`.
+        sentence: the finding, and what to do about it.
     """
 
     level: Level
@@ -51,7 +50,7 @@ class Advice:
 
 
 def number(value: float) -> str:
-    """A number as people read it: 1,234 or 12 or 0.034.
+    """Format a number with two digits below 100 and whole above: 1,234 or 12 or 0.034.
 
     >>> number(1234.5), number(12.34), number(0.0337)
     ('1,234', '12', '0.034')
@@ -60,7 +59,7 @@ def number(value: float) -> str:
 
 
 def about(value: float) -> str:
-    """A number of which two digits matter.
+    """Round a number to two significant digits.
 
     >>> about(36_573_198), about(334), about(6.2)
     ('37,000,000', '330', '6.2')
@@ -69,20 +68,20 @@ def about(value: float) -> str:
 
 
 def log(logger: logging.Logger, advice: Advice) -> None:
-    """Tells an advice to a log, at its own level."""
+    """Log advice, at the level WARNING or INFO."""
     logger.log(logging.WARNING if advice.level == "warning" else logging.INFO, "%s", advice.sentence)
 
 
 LEVEL = 0.01
-"""How often a test takes noise for a signal. A run of nothing but noise is recognized all but one time in a hundred."""
+"""False positive rate of the tests: noise alone is taken for a signal once in a hundred runs."""
 DEVIATIONS = 2.326
-"""How many standard deviations a normal number exceeds with probability `LEVEL`."""
+"""A standard normal number exceeds this value with probability `LEVEL`."""
 
 
 def is_longer_than_noise(squares: Sequence[float], variances: Sequence[float], dimension: int) -> bool:
-    """Whether updates are longer than noise alone: Σ‖c̄_t‖²/v_t of T rounds is χ² with dT degrees of freedom if they are not.
+    """Whether updates are longer than noise alone. For noise alone, Σ‖c̄_t‖²/v_t of T rounds is χ² with dT degrees of freedom.
 
-    v_t is the variance of the noise in a coordinate.
+    `squares` are ‖c̄_t‖²; `variances` are v_t, the variance of the noise in one coordinate.
 
     >>> is_longer_than_noise([100.0, 100.0], [1.0, 1.0], 100), is_longer_than_noise([200.0], [1.0], 100)
     (False, True)
@@ -92,11 +91,11 @@ def is_longer_than_noise(squares: Sequence[float], variances: Sequence[float], d
 
 
 def alignment(moves: Sequence[float], traveled: float, dimension: int) -> float:
-    """How far the moves of T rounds agree in direction, in standard deviations of what independent random directions would do.
+    """How far the moves of T rounds agree in direction, in standard deviations from independent random directions.
 
-    Moves of lengths a_t in independent uniform directions end at a squared distance with mean Σa² and variance
-    2((Σa²)² − Σa⁴)/d. Rounds that push the same way end farther, rounds that take back what others did nearer. A signal that stays
-    adds up over rounds while noise averages out, so this finds signals that no single round shows. It needs no noise level.
+    Moves of lengths a_t in independent uniform directions end at a squared distance with mean Σa² and variance 2((Σa²)² − Σa⁴)/d.
+    Rounds that push the same way end farther away; rounds that undo each other end nearer. A constant signal adds up over rounds
+    while noise averages out, so this test finds signals that no single round shows. It does not need the noise variance.
 
     >>> alignment([1.0] * 9, 3.0, 50)
     0.0
@@ -110,7 +109,7 @@ def alignment(moves: Sequence[float], traveled: float, dimension: int) -> float:
 
 
 def is_detectable(signal: float, dimension: int) -> bool:
-    """Whether `alignment` would notice pushes that all go the same way, with this signal over noise of all rounds together.
+    """Whether `alignment` would detect pushes that all go the same way, at this signal over noise of all rounds together.
 
     T pushes of length s and noises of norm n travel T²s² + Tn² in squared distance. Noise alone travels Tn², with a standard
     deviation of Tn²·√(2/d), so the pushes make signal²·√(d/2) deviations, with signal = √T·s/n.
@@ -122,16 +121,16 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 ROUNDS = (20, 50, 100, 200)
 RATES = (0.1, 0.01)
 SAMPLED_COHORT = 1000
-"""Sampling is worth a thought where this many clients are left in a round: a count of them is known to 3%."""
+"""Smallest cohort for which advice and plans suggest sampling: shares of 1000 clients are known to 3%."""
 
 Verdict = Literal["clear", "noisy rounds", "mostly noise", "no signal"]
 
 
 @checked
 def default_delta(population: int) -> float:
-    """The δ of a run that names none: a tenth of 1/M, and at most 10⁻⁵.
+    """The default δ of a run: a tenth of 1/M, and at most 10⁻⁵.
 
-    δ must be well below 1/M: a mechanism that publishes one client's data as they are, drawn at random, has δ = 1/M and ε = 0.
+    δ must be well below 1/M: a mechanism that publishes the data of one random client has δ = 1/M and ε = 0.
 
     Args:
         population: the public number of clients M.
@@ -149,13 +148,13 @@ class Plan:
     """The plan of a run, from public numbers alone.
 
     Args:
-        algorithm: what is run.
-        mechanism: the algorithm's, with every constant in place.
-        sampling: who takes part, as the accountant is told.
+        algorithm: the algorithm of the run.
+        mechanism: the algorithm's mechanism, with all constants set.
+        sampling: how clients are sampled, for the accountant.
         population: the declared number of clients M.
-        cohort: the public number of clients of a round, qM.
+        cohort: the public number of clients in a round, qM.
         dimension: parameters of the model.
-        rounds: how many rounds.
+        rounds: the number of rounds.
     """
 
     algorithm: Algorithm
@@ -176,7 +175,7 @@ class Plan:
         secure: Secure = False,
         mechanism: Mechanism | None = None,
     ) -> Plan:
-        """The plan of an algorithm. Calibrating the noise of a sampled round takes seconds, unless its `mechanism` is known."""
+        """The plan of an algorithm. Without a `mechanism`, calibrating the noise of sampled rounds takes seconds."""
         for name, count in (("population", population), ("dimension", dimension), ("rounds", rounds)):
             require(is_count(count), f"{name} is {count!r}; it must be a positive whole number.")
         sampling, cohort = participation.sampling(population), participation.expected(population)
@@ -185,27 +184,27 @@ class Plan:
 
     @cached_property
     def noise_share(self) -> float | None:
-        """The norm of the noise in the mean of a round over the clip; None where the mechanism does not say."""
+        """The norm of the noise in a round's mean, divided by the clip; None where the mechanism does not know it."""
         return self.mechanism.noise_share(self.dimension, self.cohort)
 
     @property
     def best_signal(self) -> float | None:
-        """Signal over noise of all rounds together, were all clients to push the same way by the whole clip in each."""
+        """Signal over noise of all rounds together if all clients push the same way by the whole clip; None where unknown."""
         share = self.noise_share
         return None if share is None else math.sqrt(self.rounds) / share if share > 0 else math.inf
 
     @property
     def clients_needed(self) -> int | None:
-        """How many clients there must be for a `best_signal` of 1 at this ε, δ, sampling rate and dimension."""
+        """The number of clients for a `best_signal` of 1 at this ε, δ, sampling rate and dimension; None where unknown."""
         best = self.best_signal
         if best is None or best == math.inf:
             return None
-        # Noise on the sum of all clients is averaged as 1/M, noise on each of their reports as 1/√M.
+        # In the mean, noise on the sum shrinks as 1/M, and noise on each report as 1/√M.
         return max(1, math.ceil(self.population / best ** (2 if self.mechanism.is_local else 1)))
 
     @property
     def noise_multiplier(self) -> float | None:
-        """z, where the mechanism has one."""
+        """The noise multiplier z; None where the mechanism has none."""
         return getattr(self.mechanism, "noise_multiplier", None)
 
     @cached_property
@@ -216,7 +215,7 @@ class Plan:
         return self._epsilon_of(self.mechanism.event(self.sampling))
 
     def epsilon_for_signal(self) -> float | None:
-        """The ε at which `best_signal` would be 1; None where the mechanism is not tuned by a noise multiplier."""
+        """The ε at which `best_signal` would be 1; None for a mechanism without a noise multiplier."""
         z, best = self.noise_multiplier, self.best_signal
         if z is None or best is None:
             return None
@@ -228,7 +227,7 @@ class Plan:
 
     @property
     def verdict(self) -> Verdict | None:
-        """In two words; None where the mechanism does not say how much noise it adds."""
+        """The plan in two words; None where the mechanism does not know its noise."""
         if self.noise_share is None or self.best_signal is None:
             return None
         if self.best_signal < 1:
@@ -238,7 +237,7 @@ class Plan:
 
 @checked
 def sampling_rates(population: int) -> list[float]:
-    """Sensible sampling rates: 1, and rates that give at least `SAMPLED_COHORT` clients in a round."""
+    """Sensible sampling rates: 1, and the `RATES` that give at least `SAMPLED_COHORT` clients in a round."""
     return [1.0, *(rate for rate in RATES if rate * population >= SAMPLED_COHORT)]
 
 
@@ -253,13 +252,13 @@ def plans(
     rounds: Sequence[int] = ROUNDS,
     rates: Sequence[float] = (1.0,),
 ) -> Iterator[Plan]:
-    """One plan for each sampling rate, ε and number of rounds, in this order.
+    """Yield a plan for each sampling rate, ε and number of rounds, in this order.
 
     Args:
         population: the declared number of clients.
         dimension: parameters of the model.
         delta: δ of every plan.
-        mechanism: who adds the noise; the clip plays no role, because noise and signal are in its units.
+        mechanism: the name of the mechanism. The clip does not matter, because noise and signal are in its units.
         epsilons: ε of all rounds together.
         rounds: numbers of rounds.
         rates: expected fractions of the clients in a round; 1 for all of them.

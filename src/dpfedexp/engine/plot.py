@@ -1,6 +1,6 @@
-"""Charts: what they show, and matplotlib figures of them for files and notebooks; pages draw them with `report/chart.js`.
+"""Charts and their matplotlib figures, for files and notebooks; HTML pages draw the same charts with `report/chart.js`.
 
-An algorithm has the same color in every chart (Okabe and Ito's palette, which prints and which color-blind readers tell apart).
+An algorithm has the same color in every chart (Okabe and Ito's palette, which works in print and for color-blind readers).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BOOKKEEPING = (
     *("round", *STEERING, "update_norm", "noisy_mean_within_clip", "noisy_mean_improved", "epsilon_total", "seconds"),
     *("candidate", "candidates"),
 )
-"""Fields of a record that are no metric."""
+"""Fields of a record that are not metrics."""
 NAMES = {
     "test_accuracy": "test accuracy",
     "test_loss": "test loss",
@@ -45,7 +45,7 @@ NAMES = {
     "epsilon_total": "ε so far",
     "seconds": "seconds per round",
 }
-"""Fields of a record as pages and pictures call them; any other by its own name."""
+"""Labels of record fields in pages and figures; other fields use their own names."""
 FORMATS = ("png", "svg", "pdf")
 CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B")
 NAMED = {
@@ -89,7 +89,7 @@ class Panel:
 
     @property
     def slots(self) -> list[int]:
-        """A slot of the palette for each series: the named ones keep theirs, the others take what is left in order."""
+        """The palette index of each series: series with a named color keep theirs, the others take the free ones in order."""
         taken = {NAMED[s.color] for s in self.series if s.color in NAMED}
         free = [slot for slot in range(len(CYCLE)) if slot not in taken] or list(range(len(CYCLE)))
         others = itertools.cycle(free)
@@ -98,7 +98,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """`name` is the stem of its files."""
+    """Panels with a title and a caption; `name` is the stem of the chart's files."""
 
     name: str
     title: str
@@ -107,21 +107,21 @@ class Chart:
 
 
 def metrics_in(history: Sequence[dict[str, Any]]) -> list[str]:
-    """The fields that measure the model, in the order in which they first occur."""
+    """The fields of the records that are metrics, in the order in which they first occur."""
     found = dict.fromkeys(k for record in history for k in record if k not in BOOKKEEPING)
     parts = {key + end for key in found for end in ("_low", "_high", "_at_bound")}
     return [key for key in found if key not in parts]
 
 
 def name_of(key: str) -> str:
-    """A field of a record in words."""
+    """The label of a record field."""
     if key.startswith("nonprivate_"):
         return f"{key.removeprefix('nonprivate_').replace('_', ' ')} (not private)"
     return NAMES.get(key, key.replace("_", " "))
 
 
 def over_rounds(history: Sequence[dict[str, Any]], key: str, name: str) -> Series:
-    """A field over rounds, with its interval where it has one; rounds in which it is not finite are left out."""
+    """The series of a field over rounds, with its interval where it has one. Rounds without a finite value are left out."""
     known = [r for r in history if isinstance(r.get(key), int | float) and math.isfinite(r[key])]
     rounds, values = [r["round"] for r in known], [r[key] for r in known]
     if not known or f"{key}_low" not in known[-1]:
@@ -137,7 +137,7 @@ def run_panels(history: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[P
 
 
 def _title(history: Sequence[dict[str, Any]], key: str) -> str:
-    """The name of a field, and in how many rounds its value may be above what could be measured."""
+    """The label of a field, with the number of rounds in which its true value may exceed the bound of the metric."""
     reached = sum(bool(record.get(f"{key}_at_bound")) for record in history)
     return name_of(key) + (f" (may be above its bound in {reached} rounds)" if reached else "")
 
@@ -149,7 +149,7 @@ def figure_of(history: Sequence[dict[str, Any]], title: str) -> Figure:
 
 
 def figure(panels: Sequence[Panel], title: str = "") -> Figure:
-    """The panels, three to a row. The figure belongs to no window; a notebook shows it, and `savefig` writes it."""
+    """Draw the panels, three to a row. The figure needs no display: a notebook shows it, and `savefig` writes it."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -174,7 +174,7 @@ def figure(panels: Sequence[Panel], title: str = "") -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """The same bytes every time, in the format of the file's suffix."""
+    """Write a figure in the format of the file's suffix. The bytes are the same every time."""
     import matplotlib
 
     stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
@@ -183,7 +183,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def draw(chart: Chart, folder: Path) -> list[Path]:
-    """One file per format, named after the chart; none for a chart without panels."""
+    """Write a chart in every format; return the files. A chart without panels writes none."""
     written = [folder / f"{chart.name}.{suffix}" for suffix in FORMATS] if chart.panels else []
     made = figure(chart.panels)
     for path in written:
@@ -203,7 +203,7 @@ def _panel(axis: Axes, panel: Panel) -> None:
         axis.set_xscale("log")
         xs = sorted({x for series in panel.series for x in series.x})
         if len(xs) > 1 and all(math.frexp(x)[0] == 0.5 for x in xs):
-            # Powers of two fall between the powers of ten that a logarithmic axis marks.
+            # A logarithmic axis only marks powers of ten, which misses powers of two.
             axis.set_xticks(xs, [f"{x:g}" for x in xs])
             axis.set_xticks([], minor=True)
     if panel.log_y:

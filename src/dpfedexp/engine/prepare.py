@@ -65,16 +65,16 @@ def prepare(
     held_out: float = 0.0,
     extras: Extras = Extras(),
 ) -> tuple[Engine, str | None]:
-    """The engine of a run over simulated clients; the arguments are those of `train`.
+    """Build the engine of a run over simulated clients; the other arguments are those of `train`.
 
     Args:
-        isolated: keeps clients apart bit for bit (`trainers.isolation`); by default a secure run does.
-        evaluate_every: after how many rounds the clients measure the model; 0 for never.
-        held_out: the share of a client's rows that it measures on and never trains on.
-        extras: what a tournament asks of the clients beside updates.
+        isolated: whether clients are isolated bit for bit (`trainers.isolation`); by default only in a secure run.
+        evaluate_every: rounds between evaluations by the clients; 0 for none.
+        held_out: the share of a client's rows that are used for evaluation only.
+        extras: the votes of a tournament, beside updates.
 
     Returns:
-        The engine, and a note for the user if it is slower than they might expect.
+        The engine, and a note for the user about the trainer or the loss, or None.
     """
     check_kinds(model, clients, local, participation, secure)
     require(
@@ -91,7 +91,7 @@ def prepare(
     isolated = bool(secure) if isolated is None else isolated
     execution = as_execution(execution)
     everyone: Participation = participation or Full()
-    # Without privacy there are no neighbors to hide from, so all clients are counted.
+    # Without privacy there is no adjacency, so the number of clients is public.
     adjacency = algorithm.adjacency if algorithm.private else "replace-one"
     if isinstance(everyone, LargerCohort):
         check_noise_cohort(everyone.noise_cohort, algorithm, local, secure)
@@ -113,17 +113,17 @@ def prepare(
     task, synthetic = _task(model, clients, local, loss, execution, declared, isolated=isolated)
     tau_eta_l = None
     if algorithm.scaffold:
-        # It divides by τη_l, which must exist for the optimizer, be public and be the same for all.
+        # SCAFFOLD divides by τη_l, which must be defined for the optimizer, public and the same for all clients.
         require(
             local.steps is not None or local.batch_size is None,
             "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
         )
         steps = int(local.step_count(torch.ones(1, dtype=torch.int64)))
         tau_eta_l = local.tau_eta_l(steps)
-    # Numbers that key a stream move up when a client leaves: in a secure run what they key must not be known.
+    # Streams are keyed by client numbers, which shift when a client leaves, so a secure run needs a secret seed.
     streams = Streams(secrets.randbits(62) if isolated else execution.seed)
-    # Sizes, and with them shapes and times, are private: a secure run decides everything on synthetic clients.
-    # An automatic rate comes with every call; until then any value will do.
+    # An automatic rate is passed with every call; any value will do here.
+    # Sizes, and with them shapes and times, are private: a secure run chooses trainer and chunks on synthetic clients.
     trained = replace(task, local=local.at(PRIOR_RATE), has_client_rates=True) if local.automatic else task
     trial = replace(trained, clients=synthetic, copies=[]) if isolated else None
     try:
@@ -137,7 +137,7 @@ def prepare(
     except Exception as error:
         if not isolated:
             raise
-        # Everything so far was tried on synthetic rows, so the sentence tells nothing of the clients.
+        # The error comes from synthetic rows, so its text reveals nothing about the clients.
         raise InputError(
             f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {WHY}"
         ) from error
@@ -195,7 +195,7 @@ def _task(
     *,
     isolated: bool,
 ) -> tuple[Task, SyntheticClients]:
-    """What every client does, tried once; and synthetic clients, on which a run may decide without looking at real ones."""
+    """Build the task of every client and try it once. Also return synthetic clients, for decisions that must not use real data."""
     place = execution.place
     module = without_flat_weights(with_explicit_masks(_in_training(model))).to(place)
     _, targets = one_row(clients)
@@ -203,7 +203,7 @@ def _task(
     synthetic = synthetic_clients(task, declared)
     if isolated:
         task = replace(task, synthetic=Synthetic(synthetic.tokens))
-        # What is wrong with a client's own rows is private too: not even the sentence that refuses them may leave a secure run.
+        # An error about a client's rows is private too, so a secure run checks synthetic rows.
         check_on(synthetic, task)
         check_rows(task)
     else:
@@ -218,7 +218,7 @@ def scores_of(
     streams: Streams,
     unit: int | None,
 ) -> ClientScores:
-    """What clients measure, by the shapes of the model's outputs, and tried once: on synthetic rows where rows are private."""
+    """Build the metrics of clients from the shapes of the model's outputs, and try them once; a secure run uses synthetic rows."""
     rows = measured_on if task.synthetic is None else synthetic_clients(task, 3)
     require(
         bool((rows.sizes > 0).any()), "no client has enough rows to hold some out; raise held_out, or leave it out."
@@ -254,7 +254,7 @@ def _trainer(
     *,
     fixed: bool,
 ) -> tuple[Trainer, int, int | None, str | None]:
-    """The trainer, clients per chunk, clients per shape in an isolated run, and a note for the user."""
+    """Choose the trainer, clients per chunk, clients per batch shape in an isolated run, and a note for the user."""
     limit, isolated = execution.memory_bytes, trial is not None
     if trial is not None:
         check_recordings(trial, streams)
@@ -268,11 +268,11 @@ def _trainer(
         chunk = automatic_chunk(trial or task, limit, trainer.in_flight, isolated=isolated)
     unit = None
     if not isolated and execution.chunk_size is None and task.device.type != "cpu":
-        # Chunks of one size, because every size needs its own recording.
+        # Equal chunks, because every size needs its own CUDA graph.
         chunk = math.ceil(cohort / math.ceil(cohort / chunk)) if fixed else chunk
     if trial is not None:
         chunk, unit = widths(cohort, chunk, trainer.unit, fixed=fixed)
-        # Last of all: how large the largest client is must not have any part in what is tried.
+        # This comes last: the size of the largest client must not affect the choices above.
         record_own_shapes(trial, streams, int(task.clients.sizes.max()))
     return trainer, int(chunk), unit, note
 
@@ -315,7 +315,7 @@ def check_kinds(model: Any, clients: Any, local: Any, participation: Any, secure
 
 
 def _check_plain(model: nn.Module) -> None:
-    """Wrappers of torch that hide the module, and parameters without numbers."""
+    """Raise `InputError` for wrappers of torch around a module, and for parameters on the device 'meta'."""
     within = dict.fromkeys(("DataParallel", "DistributedDataParallel"), "model.module")
     within["OptimizedModule"] = "model._orig_mod"
     name = type(model).__name__
@@ -334,7 +334,7 @@ def _check_plain(model: nn.Module) -> None:
 
 
 def check_noise_cohort(noise_cohort: int, algorithm: Algorithm, local: LocalOptimizer, secure: Secure = False) -> None:
-    """Raises `InputError` where clients can't stand for a larger cohort."""
+    """Raise `InputError` where the simulated clients can't represent a larger cohort."""
     kind, given = mechanism_class(algorithm.mechanism), f"noise_cohort is {noise_cohort!r}"
     require(
         kind.is_private and not kind.is_local,
@@ -354,8 +354,8 @@ def check_noise_cohort(noise_cohort: int, algorithm: Algorithm, local: LocalOpti
 
 
 def _in_training(model: nn.Module) -> nn.Module:
-    """A copy in the mode that it trains in. Parts may be frozen in eval mode; a model that is in eval mode as a whole is not, but
-    for layers with running statistics: those of a pretrained network stay as they are."""
+    """A copy in training mode. Parts in eval mode stay so. If the whole model is in eval mode, only layers with running statistics
+    stay in eval mode, as a pretrained network needs."""
     module = copy.deepcopy(model)
     if module.training:
         return module

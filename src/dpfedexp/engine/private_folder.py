@@ -1,12 +1,12 @@
 """The private folder of a run: state that must be kept secret, outside the folder with its results.
 
-data.json                     a random key, and the hash under it of everything that the clients hold: a resumed run knows its data
-anchor.json                   how far the ledger had come at the run's last charge: a ledger that was taken back is noticed
-controls-<round>.safetensors  SCAFFOLD's own control variate of each client after that round, which is no more private than its data
+data.json                     a random key, and the keyed hash of all clients' data, by which a resumed run checks its data
+anchor.json                   the ledger's length and last hash at the run's last charge; detects a ledger that was rolled back
+controls-<round>.safetensors  SCAFFOLD's control variate of each client after that round, which is as private as the client's data
 
-It is `$DPFEDEXP_PRIVATE/<run>`, or `<run>` below `$XDG_STATE_HOME/dpfedexp` or `~/.local/state/dpfedexp`, readable by its owner
-alone, and it is removed when the run has finished. `ledgers/` beside it holds the anchors of ledgers that several runs charge and
-of those of secure runs, which stay. A `.lock` beside an anchor is there while a run holds it (`SingleWriter`).
+The folder is `$DPFEDEXP_PRIVATE/<run>`, or `<run>` below `$XDG_STATE_HOME/dpfedexp` or `~/.local/state/dpfedexp`. Only its owner
+can read it, and it is deleted when the run has finished. `ledgers/` beside it keeps the anchors of ledgers that several runs
+charge and of secure runs' ledgers. A `.lock` file beside an anchor exists while a run holds the anchor (`SingleWriter`).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from dpfedexp.trainers.task import Clients
 VARIABLE = "DPFEDEXP_PRIVATE"
 LARGEST_TEXT = 4096
 NOTHING_CHARGED = LedgerMark(0, "")
-"""The anchor of a run that has no ledger yet."""
+"""The mark in the anchor of a run that has no ledger yet."""
 _RUN = re.compile(r"[0-9a-f]{16}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 Content = TypeVar("Content")
 Tag = Callable[[bytes], str]
-"""key → the hash under it of what the clients hold."""
+"""Maps a key to the keyed hash of the clients' data."""
 
 
 def root() -> Path:
@@ -61,20 +61,20 @@ def root() -> Path:
 
 
 def is_run_id(text: Any) -> bool:
-    """Whether this names a run. Whatever does may become the name of a folder, so nothing else is let through."""
+    """Whether a text is the name of a run. A run name may become a folder name, so nothing else is accepted."""
     return isinstance(text, str) and _RUN.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)
 class PrivateFolder:
-    """The private folder of one run. Everything that it holds is on disk when the method that wrote it returns."""
+    """The private folder of one run. Its methods sync what they write before they return."""
 
     run: str
     path: Path
 
     @staticmethod
     def of(run: str, public: Path) -> PrivateFolder:
-        """The private folder of a run whose results go to the folder `public`, whether it exists or not."""
+        """The private folder of a run whose results go to the folder `public`; it need not exist."""
         require(is_run_id(run), f"the run is called {run!r}; a run's name is 16 hexadecimal digits.")
         path = root() / run
         require(
@@ -89,7 +89,7 @@ class PrivateFolder:
         return self.path.exists()
 
     def begin(self, tag: Tag) -> None:
-        """Makes the folder and remembers the data, before anything is charged."""
+        """Create the folder and store the hash of the data, before anything is charged."""
         key = secrets.token_bytes(32)
         with self._writing():
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class PrivateFolder:
             replace_text(self.path / "data.json", json.dumps({"key": key.hex(), "tag": tag(key)}), mode=0o600)
 
     def check_data(self, tag: Tag) -> None:
-        """Refuses other data than the run began with, in whichever row they differ."""
+        """Raise `InputError` if any row of the data differs from the data that the run began with."""
         content = self._read("data.json", _read_object)
         try:
             key, expected = bytes.fromhex(content["key"]), content["tag"]
@@ -113,7 +113,7 @@ class PrivateFolder:
 
     @property
     def file(self) -> Path:
-        """The anchor."""
+        """The path of the anchor."""
         return self.path / "anchor.json"
 
     def mark(self) -> LedgerMark:
@@ -137,14 +137,14 @@ class PrivateFolder:
             )
         try:
             with safe_open(path, framework="pt") as file:
-                # A copy, because the file under a mapped tensor may be deleted.
+                # Clone, because the memory-mapped file may be deleted.
                 controls: Tensor = file.get_tensor("client_controls").clone()
                 return controls
         except (SafetensorError, OSError):
             raise self._damaged(path.name) from None
 
     def forget_controls(self, but: int | None = None) -> None:
-        """Deletes the clients' control variates, of all rounds but one where one is still needed."""
+        """Delete the clients' control variates of all rounds except round `but`."""
         with self._writing():
             for path in self.path.glob("controls-*"):
                 if but is None or path != self._controls(but):
@@ -191,7 +191,7 @@ class PrivateFolder:
 
 @dataclass(frozen=True)
 class SharedAnchor:
-    """The anchor of a ledger that several runs may charge, named by the hash of its first line."""
+    """The anchor of a ledger that several runs may charge; its file is named by the hash of the ledger's first line."""
 
     path: Path
 
@@ -207,7 +207,7 @@ class SharedAnchor:
         return SharedAnchor(root() / "ledgers" / f"{first_hash}.json")
 
     def mark(self) -> LedgerMark | None:
-        """None where this machine has not seen the ledger."""
+        """The mark in the anchor; None where this machine has no anchor of the ledger."""
         try:
             mark = read_mark(self.path)
         except FileNotFoundError:
@@ -224,7 +224,7 @@ class SharedAnchor:
 
 
 def marks_of(run: object, first_hash: str) -> list[tuple[Path, LedgerMark]]:
-    """Every anchor's file and its mark of a ledger whose header names `run`; nothing where it was never charged here."""
+    """(file, mark) of every anchor of a ledger whose header names `run`; empty where it was never charged on this machine."""
     anchors: list[Anchor] = []
     if is_run_id(run) and (root() / str(run)).exists():
         anchors.append(PrivateFolder(str(run), root() / str(run)))
@@ -235,7 +235,7 @@ def marks_of(run: object, first_hash: str) -> list[tuple[Path, LedgerMark]]:
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
-    """None where it is not a JSON object."""
+    """Read a JSON object from a file; None where the file holds none."""
     with open(path, "rb") as file:
         text = file.read(LARGEST_TEXT)
     try:
@@ -251,7 +251,7 @@ def write_mark(path: Path, mark: LedgerMark, mode: int | None = None) -> None:
 
 
 def read_mark(path: Path) -> LedgerMark | None:
-    """The mark in a file, None where it is damaged. `FileNotFoundError` where there is none."""
+    """The mark in a file; None where the file is damaged. Raises `FileNotFoundError` where there is no file."""
     values = _read_object(path)
     if values is None or not {"count", "hash"} <= values.keys():
         return None
@@ -260,24 +260,24 @@ def read_mark(path: Path) -> LedgerMark | None:
 
 
 Anchor = PrivateFolder | SharedAnchor
-"""A mark that is kept outside a run's folder."""
+"""An anchor: a file outside the run's folder that keeps the ledger's mark."""
 Refusal = Callable[[Ledger, LedgerMark, Path], LedgerError]
-"""(ledger, mark, file) → the error for a ledger that is not the one whose mark the anchor keeps."""
+"""(ledger, mark, file) → the error for a ledger that does not hold the mark of its anchor."""
 
 
 class SingleWriter:
-    """Allows one writer of a ledger at a time, across all copies of its folder.
+    """Allow one writer of a ledger at a time, across all copies of its folder.
 
-    The anchor's lock is held from here to `close`, so a second writer is refused before its clients train. Every charge moves the
-    anchor by compare and swap: only if the ledger holds the mark that the anchor keeps. Where the file system has no locks, a
-    second copy that was opened at the same moment is refused at the latest when it charges, before anything is released.
+    The anchor's lock is held until `close`, so a second writer is refused before its clients train. Every charge moves the anchor
+    by compare and swap: only if the ledger holds the mark in the anchor. On a file system without locks, a second copy that was
+    opened at the same moment is refused at the latest when it charges, before anything is released.
 
-    Killed between the charge and the move, the ledger is ahead of its anchor, which is no reason to refuse it.
+    After a crash between the charge and the move, the ledger is ahead of its anchor; such a ledger is accepted.
 
     Args:
-        anchor: the mark outside the run's folder.
+        anchor: the anchor to lock and to move.
         refusal: the error for a ledger that does not hold the mark.
-        unmarked: the mark of a run that has not charged this ledger yet, which any ledger without its charges may replace.
+        unmarked: whether a mark that the ledger does not hold is accepted, because its run has not charged this ledger yet.
 
     Raises:
         LedgerError: another writer holds the anchor.
@@ -290,18 +290,18 @@ class SingleWriter:
         self._path = anchor.file.with_name(anchor.file.name + ".lock")
         descriptor = _lock(self._path)
         self._locked = descriptor is not None
-        # A writer that is dropped without being closed must not hold the lock for the rest of the process.
+        # Release the lock of a writer that is garbage collected without `close`.
         self._close = weakref.finalize(self, _unlock, self._path, descriptor)
 
     def check(self, ledger: Ledger) -> None:
-        """Raises `LedgerError` unless the ledger is the newest copy."""
+        """Raise `LedgerError` unless the ledger is the newest copy."""
         mark = self.anchor.mark()
         if mark is None or ledger.holds(mark) or (self._unmarked is not None and self._unmarked(ledger, mark)):
             return
         raise self._refusal(ledger, mark, self.anchor.file)
 
     def move(self, ledger: Ledger) -> None:
-        """The anchor keeps where the ledger stands now, if the ledger is the newest copy."""
+        """Set the anchor to the ledger's current mark; raises `LedgerError` unless the ledger is the newest copy."""
         with nullcontext() if self._locked else _exclusive(self._path.with_suffix(".moving")):
             self.check(ledger)
             self.anchor.remember(ledger.mark())
@@ -311,7 +311,7 @@ class SingleWriter:
 
 
 def _lock(path: Path) -> int | None:
-    """The descriptor of the locked file; None where there are no locks."""
+    """Lock the file and return its descriptor; None where the file system has no locks."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -325,7 +325,7 @@ def _lock(path: Path) -> int | None:
                 f"the run is in use by another process, which may have a copy of its folder: it holds {str(path)!r}; wait until "
                 "it ends, then continue with its folder."
             ) from None
-        # The writer before may have removed the file between the opening and the lock.
+        # The previous writer may have removed the file between opening and locking.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor
@@ -333,7 +333,7 @@ def _lock(path: Path) -> int | None:
 
 
 def _unlock(path: Path, descriptor: int | None) -> None:
-    with suppress(OSError):  # it went with the private folder, or the system keeps files that are open
+    with suppress(OSError):  # removed with the private folder, or the system keeps open files
         path.unlink()
     if descriptor is not None:
         os.close(descriptor)
@@ -341,7 +341,7 @@ def _unlock(path: Path, descriptor: int | None) -> None:
 
 @contextmanager
 def _exclusive(path: Path) -> Iterator[None]:
-    """One process at a time, by the creation of a file, which network file systems without locks do at once too."""
+    """Allow one process at a time, by creating a file exclusively, which is atomic on network file systems too."""
     for left in range(100, -1, -1):
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -363,7 +363,7 @@ _SAMPLE, _PIECE = 64, 4096
 
 
 def data_tag(clients: Clients, key: bytes) -> str:
-    """A hash under `key` of everything that all the clients hold, and of the first rows as they are gathered."""
+    """The keyed hash of all clients' data, and of the first rows as `clients.gather` returns them for training."""
     digest = hashlib.blake2b(key=key, digest_size=32)
     contents = getattr(clients, "contents", None)
     _update(digest, [clients.sizes])
@@ -375,14 +375,14 @@ def data_tag(clients: Clients, key: bytes) -> str:
 
 
 def parameter_tag(tensor: torch.Tensor) -> str:
-    """A short hash of public numbers: the parameters that a run starts from."""
+    """A short hash of a public tensor: the initial parameters of a run."""
     digest = hashlib.sha256()
     _update(digest, [tensor])
     return digest.hexdigest()[:16]
 
 
 def _rows(clients: Clients) -> Iterator[torch.Tensor]:
-    """Every row of every client, some thousand at a time; clients of one size are asked for together."""
+    """Yield all rows of all clients, up to `_PIECE` rows at a time; clients of equal size are gathered together."""
     for size in torch.unique(clients.sizes[clients.sizes > 0]).tolist():
         alike = torch.nonzero(clients.sizes == size).flatten()
         for start in range(0, size, _PIECE):
@@ -392,7 +392,7 @@ def _rows(clients: Clients) -> Iterator[torch.Tensor]:
 
 
 def _gathered(clients: Clients, some: torch.Tensor, positions: torch.Tensor) -> Iterable[torch.Tensor]:
-    """Their rows, or their numbers where a client's rows can't be read, which is private: it counts as zero in its rounds."""
+    """The rows of some clients, or their numbers where reading fails: the failure is private, and they count as zero."""
     try:
         return tree_leaves(clients.gather(some, positions, torch.device("cpu")))
     except Exception:

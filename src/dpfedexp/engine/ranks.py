@@ -1,8 +1,8 @@
-"""One run over several processes, on one machine or many: the ranks share a cohort's clients and add their `Sums`.
+"""One run over several processes, on one machine or many: the ranks share a cohort's clients and add up their `Sums`.
 
-Rank 0 leads: it draws the cohort, charges, releases, moves the model, writes and evaluates, exactly as a single process does. The
-other ranks follow: each round they are sent the state, train their share of the cohort and send their sums. Every draw is keyed by
-client, so the result is that of one process to rounding, for any number of ranks.
+Rank 0 does what a single process does: it draws the cohort, charges, releases, updates the model, writes and evaluates. In each
+round it sends the state to the other ranks, which train their share of the cohort and send back their sums. Every draw is keyed by
+client, so the result equals that of one process up to rounding, for any number of ranks.
 
 With SCAFFOLD a client always belongs to the same rank, which keeps its control variate; rank 0 gets a copy for the checkpoint.
 """
@@ -35,17 +35,17 @@ from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, RoundFailed, require
 
 Outcome = tuple[int, Tensor, list[dict[str, Any]], PrivacyStatement, str | None]
-"""The reported parameters, the history, the privacy statement, and why the run stopped early."""
+"""The candidate, the reported parameters, the history, the privacy statement, and why the run stopped early."""
 LONGEST_ROUND = timedelta(hours=12)
-"""How long a rank waits for the others' share of a round; a lost rank is detected by its heartbeat or its closed connection."""
+"""Timeout for the other ranks' share of a round; a lost rank is detected by its heartbeat or its closed connection."""
 _STOP = 0.0
 _PURPOSES = ("", UPDATE, RATE, CLIP, EVALUATION, CANDIDATE, SCALE)
-"""What rank 0 asks for, by the number that it sends; the first is `_STOP`."""
+"""Purposes of requests; rank 0 sends the index. Index 0 is `_STOP`."""
 _ROWS = 4096
 
 
 def join() -> bool:
-    """Enter the run that `torchrun`, or anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, has started."""
+    """Join the process group of `torchrun`, or of any launcher that sets its variables; return whether there is a group."""
     world = os.environ.get("WORLD_SIZE", "1")
     require(world.isdigit() and int(world) >= 1, f"WORLD_SIZE is {world!r}; it must be a positive whole number.")
     if int(world) == 1 or dist.is_initialized():
@@ -73,12 +73,12 @@ def rank() -> int:
 
 
 def world() -> int:
-    """How many ranks there are: 1 where this process runs alone."""
+    """The number of ranks; 1 where this process runs alone."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def share(sizes: Tensor, number: int, of: int) -> Tensor:
-    """Which of these clients are a rank's: dealt out from the largest to the smallest, back and forth, so that work is even."""
+    """Positions of the clients of rank `number`: dealt out from the largest to the smallest, back and forth, for even work."""
     order = torch.argsort(sizes, stable=True, descending=True)
     place = torch.arange(len(order))
     turn = place % (2 * of)
@@ -88,7 +88,7 @@ def share(sizes: Tensor, number: int, of: int) -> Tensor:
 
 @dataclass
 class RankCohort(Cohort):
-    """The ranks of a run, seen from one of them: the cohort of a run whose simulated clients are shared among processes."""
+    """The cohort of a run whose simulated clients are shared among processes, as seen from one rank."""
 
     rank: int
     world: int
@@ -101,7 +101,7 @@ class RankCohort(Cohort):
 
     @staticmethod
     def current() -> RankCohort | None:
-        """The ranks that this process is one of, None where it runs alone."""
+        """The cohort of this process's group; None where the process runs alone."""
         if world() == 1:
             return None
         try:
@@ -119,7 +119,7 @@ class RankCohort(Cohort):
         return self.simulation.control_variates(dimension)
 
     def answer(self, request: Request) -> Answer:
-        """Rank 0's part: what `Simulation.answer` gives, with the work shared."""
+        """Answer a request as `Simulation.answer` does, with the work shared among ranks; called on rank 0."""
         state, cohort = request.state, self.simulation.drawn(request)
         players = state.players if request.purpose == CANDIDATE else {state.candidate: state}
         what = [_PURPOSES.index(request.purpose), request.round, state.radius, len(cohort), request.local_rate or 0.0]
@@ -139,7 +139,7 @@ class RankCohort(Cohort):
             raise self._lost(request.round, error) from None
 
     def follow(self, engine: Engine) -> Outcome:
-        """Another rank's run: its share of every round, until rank 0 says that it is over and what came of it."""
+        """Compute this rank's share of every round until rank 0 ends the run; return the outcome. Called on ranks above 0."""
         state = engine.begin()
         number = 0
         try:
@@ -181,7 +181,7 @@ class RankCohort(Cohort):
             raise self._lost(int(number), error) from None
 
     def dismiss(self, outcome: Outcome | None) -> None:
-        """Rank 0 tells the others that the run is over, and what came of it; None where it failed."""
+        """Tell the other ranks that the run is over, with its outcome; None for a failed run. Called on rank 0."""
         if not self.over:
             self.over = True
             candidate = 0 if outcome is None else outcome[0]
@@ -222,7 +222,7 @@ class RankCohort(Cohort):
         )
 
     def _mine(self, cohort: Tensor) -> Tensor:
-        """Positions of this rank's clients in the cohort: dealt out by size for even work, or blindly where sizes are private."""
+        """Positions of this rank's clients in the cohort: shared by size for even work, or without sizes where they are private."""
         simulation = self.simulation
         sizes = simulation.task.clients.sizes
         isolated = simulation.unit is not None
@@ -235,9 +235,9 @@ class RankCohort(Cohort):
         return torch.nonzero(self.owned[cohort]).flatten()
 
     def _together(self, request: Request, cohort: Tensor) -> Answer:
-        """This rank's part of a round, and at rank 0 all of them. What fails on one rank ends the round on all, when all are there.
+        """Compute this rank's part of a round; return all parts at rank 0. An error on one rank ends the round on all ranks.
 
-        An interrupt does not wait for the other ranks; they notice that this rank is gone.
+        An interrupt does not wait for the other ranks; they detect that this rank is gone.
         """
         part = None
         try:
@@ -265,7 +265,7 @@ class RankCohort(Cohort):
         return self._add(part)
 
     def _add(self, part: Answer) -> Answer:
-        """All ranks' parts together, at rank 0; what clients remember travels there too."""
+        """The sum of all ranks' parts, at rank 0, which also gets their control variates."""
         sums, controls, squares = part.sums, part.controls, part.true_squares
         vector, count = sums.vector.clone(), torch.tensor(sums.count, dtype=torch.int64)
         parts = (sums.squares.reshape(1), torch.tensor([squares]), sums.votes)
@@ -282,7 +282,7 @@ class RankCohort(Cohort):
         return Answer(total, {}, controls, float(scalars[1]))
 
     def _share(self, client_controls: Tensor) -> None:
-        """What clients remember goes from rank 0 to all before the first round, in pieces."""
+        """Send the clients' control variates from rank 0 to all ranks before the first round, in pieces."""
         if not self.controls_sent:
             for piece in client_controls.split(_ROWS):
                 dist.broadcast(piece, src=0)
@@ -290,7 +290,7 @@ class RankCohort(Cohort):
 
 
 def _broadcast(tensor: Tensor) -> Tensor:
-    """Rank 0's tensor, on every rank."""
+    """Broadcast rank 0's tensor to all ranks."""
     tensor = tensor.contiguous()
     dist.broadcast(tensor, src=0)
     return tensor
@@ -331,7 +331,7 @@ LONGEST = 2**30
 
 
 def send_text(text: str) -> None:
-    """Rank 0 calls this where the others call `receive_text`."""
+    """Send a text from rank 0 to the other ranks, which call `receive_text`."""
     data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
     _broadcast(torch.tensor([len(data)]))
     _broadcast(data)
@@ -350,11 +350,10 @@ EXIT_CODE = 3
 
 @dataclass
 class Heartbeat:
-    """Detects within seconds that another rank is lost, even if its machine did not close the connection.
+    """Detect within seconds that another rank is lost, even if its machine did not close the connection.
 
-    A round may take hours, so a slow rank is not a lost one. Each rank writes a beat to a small store
-    of rank 0's every few seconds, from a thread that runs beside the training; a rank without a beat is gone. Rank 0 watches all
-    others, and they watch rank 0.
+    A round may take hours, so a slow rank is not a lost rank. A thread of each rank writes a counter to rank 0's TCPStore every
+    few seconds; a rank whose counter stands still is lost. Rank 0 watches all other ranks, and they watch rank 0.
     """
 
     store: dist.TCPStore
@@ -365,7 +364,7 @@ class Heartbeat:
 
     @staticmethod
     def start() -> Heartbeat:
-        """All ranks call this together."""
+        """Start the heartbeat; a collective call of all ranks."""
         rank, world = dist.get_rank(), dist.get_world_size()
         patience = timedelta(seconds=GONE_AFTER)
         if rank == 0:
@@ -394,7 +393,7 @@ class Heartbeat:
                 self.store.set(f"beat/{self.rank}", str(count))
                 beats = {other: self.store.get(f"beat/{other}").decode() for other in others}
             except RuntimeError:
-                # Rank 0's store is gone, perhaps because the run is over and this rank is about to hear of it.
+                # Rank 0's store is gone. The run may be over, and this rank about to be told.
                 if not self.stopped.wait(EVERY):
                     self._give_up(0)
                 return
@@ -407,9 +406,9 @@ class Heartbeat:
                     return
 
     def _give_up(self, other: int) -> None:
-        """Ends this process: its main thread waits in a collective that nothing else can interrupt.
+        """End this process: its main thread waits in a collective that nothing else can interrupt.
 
-        Everything that a resumed run needs is on disk at every instant.
+        The files on disk are complete at every moment, so the run can be resumed.
         """
         if self.stopped.is_set():
             return

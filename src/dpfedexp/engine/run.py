@@ -1,4 +1,4 @@
-"""The result of a run, and its folder: configuration, ledger, metrics, model and privacy statement."""
+"""The result of a run, and the folder with its configuration, ledger, metrics, model and privacy statement."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Run:
     Attributes:
         model: the trained module: the average of the last two iterates for FedEXP variants, the last one otherwise.
         history: one record per round: test metrics, eta_g, clip, update_norm, epsilon_total so far, and seconds if not secure.
-        privacy: the statement of what was promised to whom; print it.
-        ledger: what was charged.
+        privacy: the privacy statement; print it.
+        ledger: the ledger with all charges.
         trainer: how local updates were computed.
-        stopped: why the run ended before its last round, None if it did not.
-        advice: what there was to say about the run, before it and while it went on (docs/advice.md).
-        facts: algorithm, data, M, d and the call that made it, as `run.json` holds them; None for a run without that file.
+        stopped: why the run ended before its last round; None if it did not.
+        advice: the advice about the run, before its first round and during it (docs/advice.md).
+        facts: the content of `run.json`: algorithm, data, M, d and the call that started the run; None without that file.
     """
 
     model: nn.Module
@@ -59,11 +59,11 @@ class Run:
 
     @property
     def verdict(self) -> str | None:
-        """Why the run learned nothing, or nothing shows that it did; None where there is no reason to say so."""
+        """Why the run learned nothing, or why nothing shows that it learned; None otherwise."""
         return next((advice.sentence for advice in self.advice if advice.code == "dead"), None)
 
     def save(self, folder: Path | str) -> Path:
-        """Writes the run as `train(..., out=folder)` does, so that `report`, `privacy verify` and `Run.load` read it.
+        """Write the files that `train(..., out=folder)` writes, for `report`, `privacy verify` and `Run.load`.
 
         Args:
             folder: a new or an empty folder.
@@ -156,7 +156,7 @@ class Run:
 
 
 class StoredParameters(nn.Module):
-    """Parameters by their names, without the network that they belong to."""
+    """Named parameters without the network that they belong to."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class StoredParameters(nn.Module):
 def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Module:
     trained = copy.deepcopy(model)
     whole = (folder / outlets.MODEL).is_file()
-    # A checkpoint holds what is trained; the rest is as the network has it.
+    # A checkpoint holds only trained parameters; frozen ones and buffers stay as in `model`.
     own = trained.state_dict() if whole else {name: p for name, p in trained.named_parameters() if p.requires_grad}
     for name in sorted({*own, *tensors}):
         here, there = (f"of shape {tuple(held[name].shape)}" if name in held else "missing" for held in (own, tensors))
@@ -199,10 +199,10 @@ _READ_AS |= {"dict[str, Any]": ("dict",), "list[dict[str, Any]]": ("list",)}
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Public facts of a run, as `run.json` holds them.
+    """The public facts of a run in `run.json`.
 
-    M clients, d parameters, δ of the promise, and the command or the call from Python that made it. `trainer` is empty in a secure
-    run, where it depends on the data; `stopped` is empty in a run that made all its rounds.
+    `clients` is M, `parameters` is d, and `command` is the command or the Python call that started the run. `trainer` is empty in
+    a secure run, where it depends on the data; `stopped` is empty in a run that completed all rounds.
     """
 
     run: str
@@ -221,14 +221,14 @@ class RunFacts:
     votes: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
-        """Writes `run.json`; `OSError` where it can't be written."""
+        """Write `run.json`; raises `OSError` where the file can't be written."""
         values = {name: value for name, value in asdict(self).items() if value not in ("", {}, [])}
         content = {"format": FORMAT, "version": VERSION, **outlets.recorded(outlets.FACTS, values, secure=self.secure)}
         replace_text(folder / outlets.FACTS, json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n")
 
     @staticmethod
     def read(folder: Path) -> RunFacts | None:
-        """The facts that the folder holds; None where it has none, as that of a deployment."""
+        """Read `run.json`; None where the folder has none, as in a deployment."""
         path = folder / outlets.FACTS
         if not path.is_file():
             return None
@@ -238,7 +238,7 @@ class RunFacts:
             values = {name: content[name] for name in kinds if name in content}
             for name in ("data", "model", "command"):
                 values.setdefault(name, "")
-            # True is an integer to Python, and none here.
+            # Compare exact types: isinstance accepts True as an int.
             wrong = [name for name, value in values.items() if type(value).__name__ not in _READ_AS[kinds[name]]]
             if content["format"] != FORMAT or wrong:
                 raise ValueError(f"{wrong[0]} is {values[wrong[0]]!r}" if wrong else "it is of another format")
@@ -253,7 +253,7 @@ def call_text(name: str, given: Mapping[str, object]) -> str:
 
 
 def argument_text(value: object) -> str:
-    """Numbers and names as they are, settings by the fields that are not the usual ones, all others by their class."""
+    """Format an argument: numbers and strings by repr, dataclasses by their non-default fields, others by class name."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     name = getattr(value, "__qualname__", type(value).__qualname__)
@@ -265,17 +265,17 @@ def argument_text(value: object) -> str:
 
 
 class RunFolder:
-    """Writes the files of a run: metrics after every round, the rest at the end (`engine.outlets` lists them).
+    """Write the files of a run: metrics after every round, the rest at the end (`engine.outlets` lists them).
 
-    With `resume` the folder may hold the same run, which then goes on. Its metrics are taken back to its checkpoint when the first
-    new round is recorded, when the run holds the ledger's lock and is the only writer.
+    With `resume` the folder may hold the same run, which is then resumed. Its metrics are cut back to its checkpoint when the
+    first new round is recorded: by then the run holds the ledger's lock and is the only writer.
 
     Args:
         path: the folder.
-        resume: resume the run in it, if there is one; else the folder must be empty.
-        command: the command that the run is made with; a call from Python says it itself.
-        data: what the clients' data are, in words.
-        purpose: what the folder is for, where it is not named by the argument `out` or the option `--out`.
+        resume: whether to resume the run in the folder, if there is one; if False, the folder must be empty.
+        command: the command line that started the run; empty for a call from Python.
+        data: a description of the clients' data.
+        purpose: text for error messages about a folder that is not named by `out` or `--out`.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class RunFolder:
         return self.path / outlets.LEDGER
 
     def write_config(self, settings: Settings) -> None:
-        """Keeps the settings; refuses other ones than those that the folder holds already."""
+        """Write `config.toml`; raises `InputError` if the folder holds other settings."""
         from dpfedexp.config import load
 
         path = self.path / outlets.CONFIG
@@ -317,7 +317,7 @@ class RunFolder:
             replace_text(path, settings.to_toml())
 
     def begin(self, facts: RunFacts) -> None:
-        """What the run is, once it holds its ledger."""
+        """Write the facts of the run, once the run holds its ledger."""
         self.facts = facts
         with _writing(self.path):
             facts.write(self.path)
@@ -332,7 +332,7 @@ class RunFolder:
             self._metrics.flush()
 
     def finish(self, run: Run) -> None:
-        """Everything that the run came to."""
+        """Write the results of the run."""
         self.close()
         with _writing(self.path):
             write_results(self.path, run.model, run.history, run.advice, secure=not run.privacy.simulated)
@@ -341,7 +341,7 @@ class RunFolder:
         self.state(run.privacy)
 
     def write_status(self, status: Status, round: int, rounds: int, epsilon: float, reason: str = "") -> None:
-        """How the run stands, in `status.json`; there is no time in it, because how long a round took depends on the clients."""
+        """Write `status.json`. It has no times, because the duration of a round depends on the clients' data."""
         delta = None if self.facts is None else self.facts.delta
         content = {
             "status": status,
@@ -358,24 +358,24 @@ class RunFolder:
             )
 
     def state(self, privacy: PrivacyStatement) -> None:
-        """The run's claim; a later one takes the place of an earlier one."""
+        """Write the privacy statement; a later one replaces an earlier one."""
         rewrite_statement(self.path, privacy, self._began)
 
     def remove_results(self) -> None:
-        """Remove the results of an earlier part of a resumed run."""
+        """Remove the results that a resumed run had written before."""
         with _writing(self.path):
             for name in (outlets.MODEL, outlets.STATEMENT, outlets.STATEMENT_TEXT, outlets.METRICS_TABLE):
                 (self.path / name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Nothing more is recorded."""
+        """Close the metrics file."""
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
 
 
 def rewrite_statement(folder: Path, privacy: PrivacyStatement, when: float | None = None) -> None:
-    """Writes a run's claim into its folder. The files of a run that protects real data all get one date."""
+    """Write the privacy statement into a run's folder. All files of a run that protects real data get one common date."""
     with _writing(folder):
         write_statement(folder, privacy)
         if not privacy.simulated:
@@ -391,7 +391,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _comparable(settings: Settings) -> dict[str, Any]:
-    """What may not change between a run and its continuation."""
+    """The settings that must not change when a run is resumed."""
     left_out: Any = {"resolved": True, "run": {"device", "chunk_size", "memory", "budget"}}
     return flatten(settings.model_dump(mode="json", exclude=left_out))
 
@@ -406,7 +406,7 @@ def write_history(folder: Path, history: Sequence[Record]) -> None:
 def write_results(
     folder: Path, model: nn.Module, history: Sequence[Record], advice: Sequence[Advice], *, secure: bool
 ) -> None:
-    """Metrics, parameters and advice; `OSError` where one can't be written."""
+    """Write metrics, parameters and advice; raises `OSError` where a file can't be written."""
     write_history(folder, history)
     table = io.StringIO(newline="")
     writer = csv.DictWriter(table, list(dict.fromkeys(key for record in history for key in record)))
@@ -419,7 +419,7 @@ def write_results(
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What `model.safetensors` holds. Parameters that share their storage, such as tied embeddings, are in it twice."""
+    """The tensors for `model.safetensors`. Parameters that share storage, such as tied embeddings, are stored twice."""
     return {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
 
 
@@ -429,15 +429,15 @@ def write_statement(folder: Path, privacy: PrivacyStatement) -> None:
 
 
 def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model: str) -> None:
-    """A copy of a ledger, charge by charge, sealed with the digest of the model.
+    """Copy a ledger, charge by charge, and seal the copy with the digest of the model.
 
-    `header` describes the run it is for: another one may have begun the ledger.
+    `header` describes the run of the copy, because another run may have created the ledger.
     """
     own = {name: value for name, value in ledger.header.items() if name not in ("format", "version", "config")}
     with Ledger.create(
         folder / outlets.LEDGER, config_hash=str(ledger.header.get("config", "")), **{**own, **header}
     ) as copy:
-        # Line by line, so that anchors of the original know the copy.
+        # Charges and seals keep their order, so that the copy holds the marks of the original's anchors.
         for number, entry in enumerate([None, *ledger.entries]):
             if entry is not None:
                 copy.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
@@ -447,7 +447,7 @@ def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model:
 
 
 def read_history(folder: Path) -> list[Record]:
-    """The records of the rounds: of the metrics, or of the checkpoint where a killed run had written more there."""
+    """The records of all rounds, from the metrics file, or from the checkpoint where it has more rounds after a crash."""
     path = folder / outlets.METRICS
     history: list[Record] = []
     lines = read_text(path, optional=True).splitlines()
@@ -457,7 +457,7 @@ def read_history(folder: Path) -> list[Record]:
             record["round"] = int(record["round"])
             history.append(record)
         except (ValueError, KeyError, TypeError, RecursionError):
-            # A run that was cut off may have left half a last line.
+            # A crash may have cut the last line.
             if number < len(lines):
                 raise InputError(f"the file {str(path)!r} has no round in line {number}: {text[:60]!r}.") from None
     progress = checkpoint.read_progress(folder)
@@ -465,13 +465,13 @@ def read_history(folder: Path) -> list[Record]:
 
 
 def numbers(record: Record) -> Record:
-    """A record as the run had it: what JSON has no word for is an infinite ε, and else not a number."""
+    """The record with null replaced by what JSON can't write: infinity for `epsilon_total`, NaN for other fields."""
     absent = {"epsilon_total": math.inf}
     return {name: absent.get(name, math.nan) if value is None else value for name, value in record.items()}
 
 
 def read_advice(folder: Path) -> tuple[Advice, ...]:
-    """What the run said about itself; nothing where there is no such file."""
+    """The advice in a run's folder; empty without the file."""
     path = folder / outlets.ADVICE
     try:
         return tuple(Advice(**json.loads(one)) for one in read_text(path, optional=True).splitlines())
@@ -507,5 +507,5 @@ def read_text(path: Path, optional: bool = False) -> str:
 
 
 def line(record: Mapping[str, Any]) -> str:
-    """One line of JSON."""
+    """Format a record as one line of JSON."""
     return json.dumps(finite(dict(record))) + "\n"

@@ -36,12 +36,12 @@ class RunnerOptions:
     """Options of the run loop: files, budget, evaluation and callbacks.
 
     Attributes:
-        run_folder: writes all files of the run; None where it has no folder.
-        ledger: another ledger than the folder's.
+        run_folder: writes the files of the run; None for a run without a folder.
+        ledger: a ledger to use instead of the folder's.
         last: the checkpoint to resume from.
-        measure: metrics of the released model, from the server's own data.
-        evaluate_every: after how many rounds.
-        budget: ε at the algorithm's δ before which the run stops.
+        measure: computes metrics of the released model from the server's own data.
+        evaluate_every: rounds between calls of `measure`.
+        budget: the ε, at the algorithm's δ, that the run must not exceed.
         callbacks: called with every round's record.
         progress: show a progress bar.
     """
@@ -67,16 +67,16 @@ def run_to_end(
     """Run the remaining rounds and write all files.
 
     Args:
-        engine: the run.
-        description: what it is.
+        engine: the engine of the run.
+        description: its rounds, settings and facts for the statement.
         how: files, budget and callbacks.
-        facts_of: public facts for `run.json`.
-        model_of: from a state to the module that the run returns.
+        facts_of: returns public facts for `run.json`.
+        model_of: builds the module that the run returns from a state.
         trainer: how local updates are computed.
 
     Raises:
-        Interrupted: a KeyboardInterrupt that holds the rounds that were complete.
-        RoundFailed: a round failed; what was complete is on disk.
+        Interrupted: a KeyboardInterrupt; its `run` holds the completed rounds.
+        RoundFailed: a round failed; the completed rounds are on disk.
     """
     files = how.run_folder
     folder, resume = (None, False) if files is None else (files.path, files.resume)
@@ -107,7 +107,7 @@ def run_to_end(
             )
 
         def running() -> None:
-            """Write the status; in a deployment also the statement after every round."""
+            """Write the status; in a deployment also the statement."""
             if files is not None and engine.cohort.is_remote:
                 files.state(statement_of(open_run, RunEnd("it is not complete.")))
             if files is not None:
@@ -132,7 +132,7 @@ def run_to_end(
             return stop
 
         def written(end: RunEnd, status: Status, reason: str = "") -> Run:
-            """The run, with everything in its folder."""
+            """Write and seal the results; return the run."""
             open_run.end(end.stop_source)
             run = made(end)
             open_run.seal(run.model)
@@ -150,7 +150,7 @@ def run_to_end(
                 files.begin(facts)
                 running()
                 if engine.cohort.is_remote:
-                    # A local round is spent when it is sent, also where the server does not live to see its end.
+                    # Reports of local DP are spent when they are sent, even if the server crashes before the round ends.
                     engine = replace(engine, on_charge=running)
             with _callers_code():
                 commentary.begin(open_run.history)
@@ -188,7 +188,7 @@ def run_to_end(
 
 
 CALLER_ERROR = "of_callers_code"
-"""Marks what a callback or a measurement raised: its text may hold anything, so no file gets it."""
+"""Attribute that marks errors raised by a callback or by `measure`. Their text may hold anything, so no file gets it."""
 
 
 @contextmanager
@@ -201,14 +201,14 @@ def _callers_code() -> Iterator[None]:
 
 
 class RunEnd(NamedTuple):
-    """How the rounds ended: complete, or early with a reason and what the decision was based on."""
+    """How the run ended: complete, or early with a reason and the source of that decision."""
 
     reason: str | None = None
     stop_source: Source | Literal["hand", ""] = ""
 
 
 def _about_evaluation(engine: Engine) -> list[Advice]:
-    """Whether the clients are enough to measure the model with the noise that it gets."""
+    """Advice on whether the noise on the clients' metrics is too large."""
     if engine.evaluation is None:
         return []
     variance = engine.evaluation.mechanism.noise_variance(engine.expected, engine.expected) or 0.0
@@ -217,7 +217,7 @@ def _about_evaluation(engine: Engine) -> list[Advice]:
 
 
 def _warn(advice: Advice) -> None:
-    """Raise an `AdviceWarning` for a warning; notes are only in `Run.advice`."""
+    """Issue an `AdviceWarning` for a warning; notes are only in `Run.advice`."""
     if advice.level == "warning":
         warnings.warn(advice.sentence, AdviceWarning, stacklevel=6)
 
@@ -229,7 +229,7 @@ def _rounds(
     voted: Callable[[State], None],
     completed: Callable[[dict[str, Any]], Stop | None],
 ) -> RunEnd:
-    """All the rounds that are left."""
+    """Run the remaining rounds; return how the run ended."""
     rounds, delta = open_run.description.rounds, engine.algorithm.delta
     budget = None if how.budget is None else Budget(how.budget, delta)
 
@@ -237,11 +237,11 @@ def _rounds(
         return engine.evaluation is not None and engine.evaluation.due(number, rounds)
 
     def evaluate() -> None:
-        """Asks the clients for a measurement once their round is saved: a crash in between costs no round."""
+        """Ask the clients to evaluate the model. The round is saved before, so a crash here loses no round."""
         try:
             found = engine.evaluate(open_run.state, open_run.ledger, budget)
         except RoundFailed as reason:
-            # Training goes on without this measurement.
+            # Training continues without these metrics.
             warnings.warn(str(reason), AdviceWarning, stacklevel=2)
             return
         if found is not None:
@@ -249,13 +249,13 @@ def _rounds(
             open_run.add_to_last_record(recorded(METRICS, {**found, "epsilon_total": epsilon}, secure=engine.secure))
 
     try:
-        # A complete run asks its clients for nothing.
+        # A complete run sends no request to its clients.
         begun = 0 < open_run.state.round < rounds and due(open_run.state.round)
         if begun and not any(key.startswith("clients_") for key in open_run.history[-1]):
             evaluate()
         for number in range(open_run.state.round + 1, rounds + 1):
             engine.choose(open_run.state, open_run.ledger, budget, save=voted)
-            # A copy of the run that another one has overtaken ends here, before its clients train.
+            # Stops an outdated copy of the run before its clients train.
             open_run.ledger.check_newest()
             state, result = engine.step(open_run.state, open_run.ledger, budget)
             last = number == rounds
@@ -284,9 +284,9 @@ def _rounds(
                 stop = completed(open_run.history[-1])
             finally:
                 if failure is not None:
-                    # Only now: the round is released, paid for and told to the callbacks, whatever became of its measurement.
+                    # Raised after the callbacks, because the round is charged and released even if its evaluation failed.
                     raise failure
-            # After the last round there is nothing left to stop.
+            # A stop after the last round has no effect.
             if stop is not None and number < rounds:
                 open_run.stop()
                 return RunEnd(stop.reason, stop.source)
@@ -309,7 +309,7 @@ def statement_of(open_run: OpenRun, end: RunEnd) -> PrivacyStatement:
         algorithm=engine.algorithm.name,
         clients=engine.population,
         simulated=not engine.secure,
-        # The rounds that are missing, on top of everything in the ledger: other runs may share it.
+        # The missing rounds on top of all charges in the ledger, because other runs may share the ledger.
         planned=[*charges, *votes, (engine.event, missing)] if end.reason else None,
         not_covered=run.not_covered,
         reporting=run.reporting(open_run.history),
@@ -320,16 +320,16 @@ def statement_of(open_run: OpenRun, end: RunEnd) -> PrivacyStatement:
 
 
 OF_LARGER_DEPLOYMENT = "of the larger deployment"
-"""Whose ε it is where few clients stand for many."""
+"""Says in the progress bar that ε is that of the larger deployment (`LargerCohort`)."""
 
 
 @contextmanager
 def round_progress(engine: Engine, rounds: int, *, enabled: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yields what shows a record in a bar over the rounds; silent when disabled or when there is no terminal.
+    """Yield a function that shows a record in a progress bar; it does nothing when disabled or without a terminal.
 
-    In a secure run it shows no durations, which depend on what the clients hold.
+    The bar of a secure run shows no durations, which depend on the clients' data.
     """
-    # A run that shows nothing needs no package of the command line.
+    # Without a bar, `rich` need not be installed.
     if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
         yield lambda record: None
         return
@@ -350,7 +350,7 @@ def round_progress(engine: Engine, rounds: int, *, enabled: bool) -> Iterator[Ca
 
 
 def show(record: dict[str, Any], whose: str = "") -> str:
-    """The public values of a round in one line; `whose` ε it is, where it is not that of the run's own clients."""
+    """The public values of a round in one line; `whose` says to whom ε belongs, if not to the run's own clients."""
     metrics = [
         f"{key.removeprefix('test_')} {value:.4g}"
         for key, value in recorded("terminal", record, secure=True).items()
@@ -364,18 +364,17 @@ def show(record: dict[str, Any], whose: str = "") -> str:
 
 
 EXACT_ROUNDS = 8
-"""The number of sampled rounds for which every record has an exact ε."""
+"""Up to this number of sampled rounds, every record has the exact ε."""
 EPSILON_GRID_RATIO = 1.25
-"""From one number of rounds for which ε is computed to the next, in longer runs."""
+"""Ratio between consecutive numbers of rounds for which ε is computed in longer runs."""
 
 
 def epsilon_so_far(ledger: Ledger, delta: float, *, last: bool) -> float:
-    """ε of everything that was charged, or where that takes long an upper bound: ε of up to a quarter more rounds.
+    """ε of all charges, or an upper bound where ε is slow to compute: the ε of up to a quarter more rounds.
 
-    The cost of rounds that sample by Poisson takes a tenth of a second or more to compute, for every number of rounds anew. After
-    the first few it is therefore computed for some numbers of rounds only, and a record gets that of the next one: more rounds cost
-    more. Which numbers these are depends on nothing, so that a run which goes on records what it would have. The `last` record, and
-    every statement, is of what was charged.
+    For Poisson sampling, ε takes a tenth of a second or more to compute for each number of rounds. After the first rounds it is
+    computed only on a fixed grid of numbers of rounds, and a record gets the ε of the next grid point, which is larger. The grid
+    does not depend on the run, so a resumed run records the same values. The `last` record and every statement have the exact ε.
     """
     charges = ledger.charges()
     sampled = [
@@ -388,7 +387,7 @@ def epsilon_so_far(ledger: Ledger, delta: float, *, last: bool) -> float:
 
 
 def next_known(rounds: int) -> int:
-    """The smallest number of rounds, not below this one, for which ε is computed."""
+    """The smallest grid point for ε that is not below this number of rounds."""
     known = EXACT_ROUNDS
     while known < rounds:
         known = max(known + 1, int(known * EPSILON_GRID_RATIO))

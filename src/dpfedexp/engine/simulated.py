@@ -27,8 +27,8 @@ from dpfedexp.trainers.isolation import padded, train_isolated
 from dpfedexp.trainers.task import Task, Trainer
 
 Ballots = Callable[[Request, Tensor, Tensor], Tensor]
-"""From a request, some clients' numbers and their updates before clipping to the clients' values of the votes that the run asks,
-[n, k']. A client's row must depend on nothing of another client's. The updates may have rows behind the clients'."""
+"""(request, clients, their updates before clipping) → the clients' values of the votes that the mechanism asks for, [n, k']. A
+client's row must not depend on other clients' data. The updates may have padding rows after the clients' rows."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class Simulation(Cohort):
     """The simulated clients of a run.
 
     Attributes:
-        task: what every client does.
+        task: model, loss, local optimizer and clients' data.
         trainer: how local updates are computed.
         participation: who takes part in a round.
         streams: every draw of a simulation, keyed by purpose, round and client.
         chunk_size: clients that are trained together.
-        scaffold: what SCAFFOLD's control variates follow; None without SCAFFOLD.
-        diagnostics: whether to add up values that are not private.
-        system: where noise and sampling come from in a secure run: the operating system instead of the seed.
-        unit: how many clients make a shape in an isolated run (`trainers.isolation`), None where clients may share what suits them.
-        ballots: who answers the mechanism's votes other than "within clip"; None where there are none.
-        scores: what clients measure of a released model; None where they do not.
-        candidates: the same clients with what each candidate of a tournament asks of them; empty without one.
+        scaffold: whether SCAFFOLD's control variates use the clipped "update" or the noisy "report"; None without SCAFFOLD.
+        diagnostics: whether to compute values that are not private.
+        system: the operating system's randomness for noise and sampling in a secure run; None for the seed.
+        unit: clients per batch shape in an isolated run (`trainers.isolation`); None for a run without isolation.
+        ballots: computes the clients' answers to votes other than "within clip"; None without such votes.
+        scores: computes the metrics that clients measure; None without such metrics.
+        candidates: the simulation of each candidate of a tournament, over the same clients; empty without one.
     """
 
     task: Task
@@ -66,12 +66,12 @@ class Simulation(Cohort):
 
     @property
     def noise(self) -> Streams | SystemStreams:
-        """What the guarantee rests on: an observer who can repeat these draws can subtract the noise."""
+        """The noise source. An observer who can repeat its draws can subtract the noise."""
         return self.system or self.streams
 
     @property
     def present(self) -> int:
-        """How many clients there are, which is private under add-remove adjacency: only for choosing and holding them."""
+        """The number of clients in the data. It is private under add-remove adjacency: only for sampling and memory."""
         return len(self.task.clients)
 
     @property
@@ -98,9 +98,9 @@ class Simulation(Cohort):
         return cohort
 
     def groups(self, request: Request, groups: int) -> Tensor:
-        """Which group of a tournament each client is in, in this round, [present]; no client's depends on what another one holds.
+        """The group of each client in this round of a tournament, [present], which depends on no client's data.
 
-        Where the number of clients is public, groups are equally large. Else each client draws its own.
+        Where the number of clients is public, groups have equal sizes. Otherwise each client draws its group independently.
         """
         draws = self.streams.at("groups", request.round).uniform(torch.arange(self.present), 1).flatten()
         if request.mechanism.counts_are_public(self.participation.sampling(self.present)):
@@ -108,7 +108,7 @@ class Simulation(Cohort):
         return (draws * groups).long().clamp(max=groups - 1)
 
     def collect(self, request: Request, cohort: Tensor) -> Answer:
-        """The sums of these clients."""
+        """Compute the reports of these clients and add them up."""
         if self.candidates and request.purpose != CANDIDATE:
             return self.candidates[request.state.candidate].collect(request, cohort)
         mechanism, state = request.mechanism, request.state
@@ -126,9 +126,9 @@ class Simulation(Cohort):
             if unchanged is not None:
                 unchanged()
             elif clients is chunks[-1]:
-                # Asked now, judged below: a GPU that still trains need not wait for the processor.
+                # The check is started here and read below, so that it does not make the CPU wait for the GPU.
                 judge = self.task.look()
-            # In an isolated run rows are clipped and randomized in shapes of one size, the last of which may have rows to spare.
+            # An isolated run clips and randomizes batches of one size; the last batch may have padding rows.
             unit, first = self.unit or len(clients), 0
             for part, rows in zip(clients.split(unit), updates.split(unit), strict=True):
                 own_votes = {} if ballots is None else {"ballots": ballots[first : first + len(rows)]}
@@ -152,7 +152,7 @@ class Simulation(Cohort):
         return Answer(sums or zero, {}, controls, true_squares)
 
     def _ballots(self, request: Request, clients: Tensor, updates: Tensor) -> Tensor | None:
-        """What the clients of a chunk answer to the votes that are theirs to answer, a row for each update; None without any."""
+        """The clients' answers to votes, one row for each update; None where the mechanism asks for no such vote."""
         asked = client_votes(request.mechanism.votes)
         if not asked:
             return None
@@ -161,19 +161,19 @@ class Simulation(Cohort):
         values = self.ballots(request, clients, updates)
         right = (len(clients), len(asked))
         require(tuple(values.shape) == right, f"ballots have shape {tuple(values.shape)}; they must have {right}.")
-        # Rows that only fill a shape answer nothing.
+        # Padding rows abstain.
         return pad(values.double(), (0, 0, 0, len(updates) - len(values)), value=math.nan)
 
     @cached_property
     def alike(self) -> bool:
-        """Whether all clients hold the same number of examples, and some."""
+        """Whether all clients hold the same positive number of examples."""
         sizes = self.task.clients.sizes
         return len(sizes) > 0 and int(sizes.min()) == int(sizes.max()) > 0
 
     def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
-        """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first.
+        """Yield chunks of clients of similar size, to save padding. Clients without rows come first; they send a zero update.
 
-        In an isolated run they stay in the order of their numbers, because sizes are private.
+        In an isolated run, clients stay in the order of their numbers, because sizes are private.
         """
         if len(cohort) == 0:
             return
@@ -188,7 +188,7 @@ class Simulation(Cohort):
                 yield cohort[chunk]
 
     def rows(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
-        """What a chunk of clients answers, before clipping: a row for each of them."""
+        """The answers of a chunk of clients before clipping, one row for each client."""
         if request.purpose == EVALUATION:
             return self.measurements(request, w, clients)
         if request.purpose == CANDIDATE:
@@ -196,7 +196,7 @@ class Simulation(Cohort):
         return self.updates(request, w, clients) if request.purpose == UPDATE else self.places(request, w, clients)
 
     def best_candidates(self, request: Request, clients: Tensor) -> Tensor:
-        """What clients answer to a vote on candidates: ½ in the bin of the released model with the lowest loss on their rows."""
+        """Answers to a vote on candidates: ½ in the bin of the released model with the lowest loss on the client's rows."""
         players = request.state.players
         losses = torch.full((len(clients), bin_count(CANDIDATE)), math.inf, device=self.task.device)
         for number, player in players.items():
@@ -213,7 +213,7 @@ class Simulation(Cohort):
         return pad(rows, (0, 0, 0, -len(rows) % self.unit)) if self.unit else rows
 
     def measurements(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
-        """The vectors of metrics that clients measure, [n, WIDTH]; zeros for a client without rows, or on whose rows it fails."""
+        """The metrics that clients measure, [n, WIDTH]; zeros for a client without rows, or on whose rows the evaluation fails."""
         scores = self.scores
         if scores is None:
             raise InputError(
@@ -226,7 +226,7 @@ class Simulation(Cohort):
         return pad(rows, (0, 0, 0, -len(rows) % self.unit))
 
     def updates(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
-        """One row for each client of a chunk, zero for an empty one; more where an isolated run's last shape is not full."""
+        """One row for each client of a chunk, zero for a client without rows; an isolated run may append padding rows."""
         state, number, rate = request.state, request.round, request.local_rate
 
         def learn(who: Tensor) -> Tensor:
@@ -243,9 +243,9 @@ class Simulation(Cohort):
         return self._of_holders(learn, clients, len(w), w.device)
 
     def places(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
-        """What clients answer to a vote: ½ in the bin of their own best rate, its scale, or of their update's norm, [n, bins].
+        """Answers to a vote, [n, bins]: ½ in the bin of the client's best rate, best scale of the rate, or update norm.
 
-        In an isolated run a client on whose data the model or the loss fails abstains, and stops no other.
+        In an isolated run, a client on whose data the model or the loss fails abstains and does not stop other clients.
         """
         rate = request.local_rate or 0.0
 
@@ -272,7 +272,7 @@ class Simulation(Cohort):
     def _of_holders(
         self, rows_of: Callable[[Tensor], Tensor], clients: Tensor, width: int, device: torch.device
     ) -> Tensor:
-        """The rows of clients that hold data, and zeros for the others; in an isolated run every shape is full."""
+        """The rows of clients that hold data, and zeros for the others; an isolated run pads to full batches."""
         sizes = self.task.clients.sizes
         if self.unit is None:
             empty = int(sizes[clients[0]]) == 0
@@ -287,7 +287,7 @@ class Simulation(Cohort):
         return self.unit is not None and self.task.local.shape_is_public
 
     def plan(self, clients: Tensor, number: int) -> Schedule:
-        """What the clients train on in a round."""
+        """The schedule of batches that the clients train on in a round."""
         shuffles, numbers = self.streams.at("batches", number).generators(), clients.tolist()
         sizes = self.task.clients.sizes[clients]
         return schedule(self.task.local, sizes, lambda row: shuffles(numbers[row]), public=self._shapes_are_public)
@@ -297,7 +297,7 @@ class Simulation(Cohort):
         return ClientLosses(self.task, self.trainer, self.streams, unit=self.unit)
 
     def loss_after(self, w: Tensor, rows: Tensor, clients: Tensor, number: int) -> Tensor:
-        """The clients' own losses after they went as far as their rows, [n]."""
+        """The clients' losses on their own rows at the parameters w + rows, [n]."""
         draws, numbers = self.streams.at("losses", number).generators(), clients.tolist()
         sizes, public = self.task.clients.sizes[clients], self._shapes_are_public
         plan = schedule(all_rows(self.task.local.max_examples), sizes, lambda row: draws(numbers[row]), public=public)
@@ -306,9 +306,9 @@ class Simulation(Cohort):
     def _control(
         self, control: Tensor, client_controls: Tensor, clients: Tensor, delta: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it, or with what it sent.
+        """SCAFFOLD's new control variate c_i − c − Δ_i/(τη_l), from the client's clipped update (kept private) or its report.
 
-        A client that holds nothing has learned nothing, and keeps what it had.
+        Only clients that hold rows are returned; the others keep their control variates.
         """
         holding = torch.nonzero(self.task.clients.sizes[clients] > 0).flatten()
         clients, delta = clients[holding], delta[holding.to(delta.device)]
@@ -320,13 +320,13 @@ class Simulation(Cohort):
 
 @dataclass
 class OneGroup:
-    """Holds that in a round of a tournament no client answers for two candidates, which the round's price rests on."""
+    """Check that in a round of a tournament no client answers for two candidates; the charge of the round depends on that."""
 
     round: int = 0
     taken: Tensor | None = None
 
     def take(self, number: int, place: int, cohort: Tensor, present: int) -> None:
-        """Raises `RoundFailed` for a client that has answered for another candidate. A round that is asked again begins anew."""
+        """Raise `RoundFailed` for a client that has answered for another candidate. A repeated round starts afresh."""
         if self.taken is None or self.round != number or place == 0:
             self.round, self.taken = number, torch.zeros(present, dtype=torch.bool)
         if bool(self.taken[cohort].any()):
@@ -338,11 +338,11 @@ class OneGroup:
 
 
 def _unchanged(w: Tensor) -> Callable[..., None]:
-    """Compares the released model's bits with what they were: after every chunk, and `judged` before the round is charged."""
+    """Return a function that compares the released model with its first bits, after every chunk; if `judged`, it raises."""
     before, same = w.clone(), torch.ones((), dtype=torch.bool, device=w.device)
 
     def compare(*, judged: bool = False) -> None:
-        # NaN is no parameter that is released, so equal bits are equal numbers. A GPU is waited for at the end alone.
+        # Released parameters are never NaN, so == finds every change. Only the last comparison waits for the GPU.
         nonlocal same
         same = same & (w == before).all()
         if judged and not bool(same):
@@ -355,13 +355,13 @@ def _unchanged(w: Tensor) -> Callable[..., None]:
 
 
 def ballots_of(task: Task) -> Ballots | None:
-    """The ballots of clients on an automatic local rate; None for a given rate."""
+    """The function that computes ballots on an automatic local rate; None for a given rate."""
     if not task.local.automatic:
         return None
     sizes = task.clients.sizes
 
     def ballots(request: Request, clients: Tensor, updates: Tensor) -> Tensor:
-        """A client that was not helped has sent nothing; one without data abstains."""
+        """1 for a client whose loss improved; 0 for a zero update, which means no improvement; NaN (abstain) without rows."""
         improved = (updates[: len(clients)] != 0).any(1).double()
         holds = (sizes[clients] > 0).to(improved.device)
         return torch.where(holds, improved, math.nan)[:, None]

@@ -1,4 +1,4 @@
-"""Early ends of a run: a callback that stops it, and an interrupt. Both return the run so far."""
+"""Early ends of a run, by a callback or an interrupt. Both return the run so far."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 OnRound = Callable[[Record], object]
-"""A callback that gets a round's record. It ends the run by raising or returning `Stop`, or by raising `StopIteration`."""
+"""A callback with a round's record. It ends the run by raising or returning `Stop`, or by raising `StopIteration`."""
 
 
 @checked
 class Stop(Exception):
-    """Ends a run when raised or returned by `on_round`. The run so far is returned with its statement.
+    """End a run, when raised or returned by `on_round`. The run so far is returned with its statement.
 
     Args:
-        reason: why, for `Run.stopped`.
-        source: what the decision looked at, for the privacy statement: "private" (values released with noise), "public" (public
+        reason: the reason, for `Run.stopped`.
+        source: the data that the decision used, for the statement: "private" (values released with noise), "public" (public
             data), "test" (the server's own test data) or "unknown".
 
     >>> Stop("the loss is low enough", source="public").source
@@ -41,10 +41,10 @@ class Stop(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A KeyboardInterrupt that holds what was complete.
+    """A KeyboardInterrupt that holds the completed rounds.
 
     Attributes:
-        run: the run so far, with the statement of what it cost.
+        run: the run so far, with its privacy statement.
     """
 
     def __init__(self, sentence: str, run: Run) -> None:
@@ -55,18 +55,18 @@ class Interrupted(KeyboardInterrupt):
 @checked
 @dataclass
 class EarlyStopping:
-    """Ends a run when a metric has not improved for a number of measurements; give it as `on_round`.
+    """End a run when a metric has not improved for a number of measurements; pass an instance as `on_round`.
 
-    It reads the record of a round, which holds released values and the server's own measurements. The privacy statement says which
-    of them decided, and what holds for that.
+    The callback reads a round's record, which holds released values and the server's own metrics. The privacy statement names the
+    source of the metric, and what follows for the guarantee.
 
     Args:
         metric: the field of the record to monitor.
-        patience: after how many measurements in a row without improvement the run ends.
+        patience: the number of consecutive measurements without improvement after which the run ends.
         min_delta: the smallest change that counts as an improvement.
         better: "lower" or "higher"; by default higher for names that end in accuracy or auc, lower for all others.
-        source: what the metric looks at: "private" (released with noise), "public", "test" or "unknown". By default "private" for
-            what the mechanism releases, "test" for names that start with test_, and "unknown" for others.
+        source: the data behind the metric: "private" (released with noise), "public", "test" or "unknown". By default "private" for
+            released metrics, "test" for names that start with test_, and "unknown" for others.
 
     >>> stop = EarlyStopping("test_loss", patience=2)
     >>> [stop({"round": t, "test_loss": loss}) for t, loss in enumerate([3.0, 2.0, 2.5], 1)]
@@ -101,7 +101,7 @@ class EarlyStopping:
         )
 
     def __call__(self, record: Record) -> Stop | None:
-        """What to do after a round: None goes on. A round in which the metric was not measured decides nothing."""
+        """Return a `Stop`, or None to continue. A round without the metric is skipped."""
         if self.metric not in record:
             measured = [name for name in record if name.startswith("test_")]
             require(
@@ -139,9 +139,9 @@ class EarlyStopping:
 
 @checked
 class OnAdvice:
-    """A callback that gets the advice about a run (docs/advice.md) instead of its records; give it as `on_round`.
+    """A callback for the advice about a run (docs/advice.md), not for its records; pass an instance as `on_round`.
 
-    Any callback may have a method `on_advice`. Where none has, warnings become an `AdviceWarning`.
+    Any callback may have a method `on_advice`. If no callback has one, warnings become an `AdviceWarning`.
 
     Args:
         function: called with every `Advice`.
@@ -156,7 +156,7 @@ class OnAdvice:
 
 
 def callbacks_of(on_round: OnRound | Iterable[OnRound] | None) -> tuple[OnRound, ...]:
-    """One callback, several or none, as a tuple."""
+    """Convert one callback, several or None to a tuple; raises `InputError` for anything else."""
     if on_round is None:
         return ()
     many = (on_round,) if callable(on_round) else tuple(on_round) if isinstance(on_round, list | tuple) else (on_round,)
@@ -177,7 +177,7 @@ def notify_callbacks(callbacks: Sequence[OnRound], record: Record) -> Stop | Non
 def call_hook(callbacks: Sequence[OnRound], method: str, value: object) -> Stop | None:
     """Call a hook of all callbacks that define it; returns the first `Stop`.
 
-    `on_train_begin` gets the facts of the run before its first round, `on_resume` the rounds that there were before, `on_advice`
+    `on_train_begin` gets the facts of the run before its first round, `on_resume` the records of the rounds before, `on_advice`
     advice, and `on_train_end` the run.
     """
     asked = [getattr(callback, method, None) for callback in callbacks]

@@ -17,21 +17,21 @@ from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, checked, is_number, require
 
 LENGTHS = (5, 3, 2)
-"""Rounds of the last phase, of the one before it, and of all others, in a run of 50 rounds."""
+"""Rounds of the last phase, of the phase before it, and of each earlier phase, in a run of `USUAL_ROUNDS` rounds."""
 USUAL_ROUNDS = 50
 
 
 @checked
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run that is compared with others; what is None is as the run has it.
+    """Settings that a run compares with others; None means the setting of the run.
 
     Args:
-        model: another network, with its own starting point, frozen layers or augmentation.
-        local: what a client does: another optimizer, rate, number of steps or batch size.
-        algorithm: another algorithm, server rule or clip quantile; a round must cost the same.
-        rate: a factor on the local rate and the first clip that the clients' votes choose, where the rate sets itself.
-        name: what the history and the statement call it; by default what differs.
+        model: another network, with its own initial parameters, frozen layers or augmentation.
+        local: another local optimizer, rate, number of steps or batch size.
+        algorithm: another algorithm, server rule or clip quantile; a round must cost the same ε.
+        rate: a factor on the local rate and the first clip that the clients' votes choose; only for an automatic rate.
+        name: its name in the history and the statement; by default the settings that differ.
     """
 
     model: nn.Module | None = None
@@ -56,7 +56,7 @@ class Candidate:
 
 
 def candidates_of(given: Sequence[Candidate | nn.Module | LocalOptimizer | Algorithm] | None) -> tuple[Candidate, ...]:
-    """The candidates that a user names; a network, a local optimizer or an algorithm alone is one too."""
+    """Convert the `candidates` argument to `Candidate`s with unique names; a model, local optimizer or algorithm becomes one."""
     if given is None:
         return ()
     kinds = {nn.Module: "model", LocalOptimizer: "local", Algorithm: "algorithm"}
@@ -81,7 +81,7 @@ def candidates_of(given: Sequence[Candidate | nn.Module | LocalOptimizer | Algor
 
 
 def phases_of(candidates: int, rounds: int) -> tuple[tuple[int, int], ...]:
-    """(r, k): after round r the best k stay. Half of them go after each phase; all phases together take a fifth of the rounds."""
+    """Pairs (r, k): after round r the best k candidates stay. Each phase drops half; all phases take a fifth of the rounds."""
     stays = []
     while candidates > 1:
         candidates = (candidates + 1) // 2
@@ -101,13 +101,13 @@ def compared(
     rounds: int,
     prepared: Callable[[Candidate, Extras], tuple[Engine, str | None]],
 ) -> tuple[Engine, str | None]:
-    """The engine of a run that chooses one of the candidates.
+    """Build the engine of a run that chooses one of the candidates; also return a note for the user, or None.
 
     Args:
-        candidates: what is compared.
-        local: what a client does where a candidate does not say.
-        rounds: of the whole run.
-        prepared: from a candidate, and what the run asks beside updates, to its engine and a note.
+        candidates: the candidates to compare.
+        local: the local optimizer of candidates without their own.
+        rounds: the number of rounds of the whole run.
+        prepared: maps a candidate and the extra votes of the run to its engine and a note.
     """
     phases = phases_of(len(candidates), rounds)
     follows: dict[int, tuple[int, float]] = {}

@@ -1,4 +1,4 @@
-"""`train`: a run over simulated clients from start to end, and how its model is measured."""
+"""`train`: a complete run over simulated clients, and the evaluation of its model on the server."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TRAIN_HINTS = {
     "n_rounds": "rounds",
     "num_rounds": "rounds",
 }
-"""Hints for arguments that belong to another object."""
+"""Hints for arguments that `train` takes as part of another object."""
 
 
 @checked(hints=EXECUTION_HINTS | TRAIN_HINTS)
@@ -86,45 +86,45 @@ def train(
 ) -> Run:
     """Train a model over clients with a differentially private algorithm, simulated on this machine.
 
-    Every round is charged to the ledger, on disk where it has a file, before its result exists. Noise comes from a seed unless the
+    Every round is charged to the ledger (on disk, if it has a file) before its result exists. Noise comes from a seed unless the
     run is secure: a simulation is for studying an algorithm and does not protect real data.
 
     Args:
         model: any nn.Module; it is copied, and its parameters are the starting point.
         clients: a `Federation`.
-        algorithm: what is run, such as `cdp_fedexp(clip=0.3, target_epsilon=8.0)`.
-        local: what a client does, such as `Sgd(lr=0.1, steps=10)`.
-        rounds: how many rounds.
+        algorithm: the algorithm, such as `cdp_fedexp(clip=0.3, target_epsilon=8.0)`.
+        local: the local optimizer of every client, such as `Sgd(lr=0.1, steps=10)`.
+        rounds: the number of rounds.
         execution: how the run is computed: a torch device such as "cuda", or an `Execution` with seed, precision and more.
         participation: who takes part in a round: `Full()` (default), `Poisson(rate)` or `FixedSize(count)`. It may declare the
             public number of clients, which add-remove adjacency needs. `LargerCohort` uses the noise of a larger deployment.
-        loss: a name such as "mse", a loss of torch, or a function (outputs, targets) → one loss per example; the usual one for the
-            targets by default (docs/losses.md).
+        loss: a name such as "mse", a loss of torch, or a function (outputs, targets) → one loss per example; by default the
+            usual loss for the targets (docs/losses.md).
         evaluate: (inputs, targets) of a test set, measured after every round; or a function (model) → dict of numbers; or
-            "clients": the clients measure the model on rows of their own, and what they send gets noise within the same ε. An
-            `Evaluation` of one of these says how often, with which metrics, and on which share of the clients' rows; a list holds
-            one on the server's data and one by the clients.
-        budget: stop before the round that would take ε (at the algorithm's δ) above this.
-        ledger: a file to charge every round to before it is released; `ledger.jsonl` in `out`, or in memory. Runs that name the
-            same ledger, or are given the same `Ledger`, add up, and `budget` is for all of them together.
-        out: the folder of the run, new or empty: it gets what `dpfedexp train` writes, which is model, metrics, ledger, privacy
-            statement, the call, and a checkpoint after every round. `dpfedexp report`, `dpfedexp privacy verify` and `Run.load`
-            read it. The same call with the same folder resumes a run that was interrupted; it ends like one that was not, bit for
-            bit on the same device, and nothing is charged twice. What must be remembered of the clients goes to a private folder:
+            "clients": the clients measure the model on their own rows, and noise is added within the same ε. An `Evaluation` of
+            one of these sets how often, which metrics, and which share of the clients' rows; a list holds one evaluation on the
+            server's data and one by the clients.
+        budget: stop before the round that would raise ε (at the algorithm's δ) above this value.
+        ledger: a file or a `Ledger` to charge every round to before its release; by default `ledger.jsonl` in `out`, or in memory.
+            The charges of runs with the same ledger add up, and `budget` is for all of them together.
+        out: the folder of the run, new or empty, for the files of `dpfedexp train`: model, metrics, ledger, privacy statement,
+            the call, and a checkpoint after every round. `dpfedexp report`, `dpfedexp privacy verify` and `Run.load` read it.
+            The same call with the same folder resumes an interrupted run. The result is that of an uninterrupted run, bit for
+            bit on the same device, and nothing is charged twice. Private state of the clients goes to a private folder:
             $DPFEDEXP_PRIVATE, or ~/.local/state/dpfedexp.
         secure: True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise (docs/security.md).
-        candidates: what the run chooses from while it trains: networks, local optimizers, algorithms, or `Candidate`s of several.
-            Each trains on a group of the clients of its own, and after a few rounds the clients vote for the model with the lowest
-            loss; one is left after a fifth of the rounds (docs/tuning.md).
+        candidates: settings to choose from during training: networks, local optimizers, algorithms, or `Candidate`s that combine
+            them. Each trains on its own group of clients, and after a few rounds the clients vote for the model with the lowest
+            loss. One candidate is left after a fifth of the rounds (docs/tuning.md).
         diagnostics: also record values that are not private (their names start with `nonprivate_`), for studying the algorithm.
-        on_round: called with every round's record once the round is complete; or a list of such functions. One that raises or
-            returns `Stop`, or raises `StopIteration`, ends the run: what was made is returned, and the statement says so. A
+        on_round: a callback, or a list of callbacks, called with every completed round's record. A callback that raises or
+            returns `Stop`, or raises `StopIteration`, ends the run: the run so far is returned, and the statement says so. A
             callback with a method `on_advice` gets advice about the run; without one, warnings become an `AdviceWarning`. See
             `EarlyStopping`, `OnAdvice` and `dpfedexp.sinks`.
 
     Returns:
-        The trained model, the history, the privacy statement and the ledger (`Run`). A KeyboardInterrupt loses nothing either: it
-        comes as `Interrupted`, a KeyboardInterrupt whose `run` holds the rounds that were complete.
+        The trained model, the history, the privacy statement and the ledger (`Run`). Ctrl-C loses no completed round: it raises
+        `Interrupted`, a KeyboardInterrupt whose `run` holds the completed rounds.
 
     Example:
         >>> import torch
@@ -233,7 +233,7 @@ def _run_folder(out: Path | str | RunFolder | None) -> RunFolder | None:
 
 
 def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
-    """The chunk size and the trainer of the interrupted run: both were chosen where it began, and both decide how it rounds."""
+    """The execution with the chunk size and trainer of the interrupted run, because both affect rounding."""
     if last is None:
         return execution
     before = last.progress
@@ -244,7 +244,7 @@ def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
 
 
 def frozen_tag(model: nn.Module, layout: Layout) -> str | None:
-    """The hash of the parameters and buffers that are not trained, which no checkpoint holds; None where there are none."""
+    """The hash of the frozen parameters and buffers, which no checkpoint holds; None where the model has none."""
     every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     held = {name: value.detach().cpu().contiguous() for name, value in every.items() if name not in layout.names}
     return digest(held) if held else None
@@ -259,7 +259,7 @@ def _filled(model: nn.Module, layout: Layout, w: torch.Tensor) -> nn.Module:
 def make_evaluator(
     evaluation: Evaluation | None, clients: Clients, simulation: Simulation, model: nn.Module
 ) -> Evaluator | None:
-    """What measures the model: a function, or the test set, which is tried on it before the first round."""
+    """Build the evaluator for a test set or a function; None without one. A test set is tried before the first round."""
     if evaluation is None:
         return None
     if callable(evaluation.on):
@@ -289,11 +289,11 @@ def make_evaluator(
 
 
 class Evaluator:
-    """Evaluates released parameters, in a copy of the model that clients do not train.
+    """Evaluate released parameters, in a copy of the model that clients do not train.
 
-    Every evaluation uses a new copy, because modules may keep state and a caller's function may change them. Where
-    `evaluate` only `asks`, as a test set does, frozen parameters are not copied, and nothing is where all modules are torch's own,
-    which remember nothing in eval mode.
+    Every evaluation uses a new copy, because modules may keep state and a caller's function may change them. If `asks` is True, as
+    for a test set, `evaluate` only calls the model: frozen parameters are not copied, and nothing is copied if all modules are
+    torch's own, which keep no state in eval mode.
     """
 
     def __init__(self, model: nn.Module, simulation: Simulation, evaluate: Evaluate, *, asks: bool) -> None:
@@ -302,7 +302,7 @@ class Evaluator:
         held = dict(self.task.model.named_parameters())
         for name, own in self.copy.named_parameters():
             if not own.requires_grad:
-                # What is frozen lies on the device once.
+                # Frozen parameters share memory with the clients' model.
                 own.data = held[name].data
         self.forgets = asks and all(map(_is_torchs_own, self.copy.modules()))
 

@@ -1,7 +1,7 @@
-"""Verification: the claim of a run, recomputed from its ledger.
+"""Verification: recompute the claim of a run from its ledger.
 
-The claim is `privacy.json`; the evidence is `ledger.jsonl` (what was charged), `metrics.jsonl` (what was released) and, where it
-can be rebuilt, the event that the configuration plans. Every disagreement is one failed check with both sides in its text.
+The claim is `privacy.json`. The evidence is `ledger.jsonl` (the charges), `metrics.jsonl` (the released rounds) and, where it can
+be rebuilt, the event that the configuration plans. Every disagreement is one failed check with both sides in its text.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _OPTIONAL_FACTS = (
 )
 _VIEWS = ("other_adjacency", "models_only")
 CONTEXT = ("noise_cohort", "stand_ins", "selection_runs", "selection_mu")
-"""What a ledger's header says about whose promise its charges make, beside the usual."""
+"""Optional fields of a ledger's header that change what its charges promise: a larger deployment, or a selection of runs."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison.
+    """The result of one comparison.
 
     Attributes:
         name: what is compared.
-        passed: whether it agrees.
+        passed: whether both sides agree.
         detail: both sides, in words.
-        incomplete: it can't be compared, because something is missing; nothing shows that the claim is false.
+        incomplete: whether the comparison was impossible because something is missing; then nothing shows that the claim is false.
     """
 
     name: str
@@ -73,14 +73,14 @@ Outcome = Literal["holds", "false", "incomplete"]
 
 
 def outcome(checks: Sequence[Check]) -> Outcome:
-    """The outcome of all checks: one disagreement makes a claim false."""
+    """The outcome of all checks: "false" if one disagrees, "holds" if all pass, else "incomplete"."""
     if any(not check.passed and not check.incomplete for check in checks):
         return "false"
     return "holds" if all(check.passed for check in checks) else "incomplete"
 
 
 def read_claim(run: Path) -> PrivacyStatement | None:
-    """The statement that the run wrote; None where it has not finished."""
+    """The privacy statement in a run's folder; None for a run that has not finished."""
     path = run / STATEMENT
     if not path.exists():
         return None
@@ -91,9 +91,9 @@ def read_claim(run: Path) -> PrivacyStatement | None:
 
 
 def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int | None = None) -> PrivacyStatement:
-    """The statement that the run's ledger supports, with the context (who, how many) of its claim or its header.
+    """The statement that the run's ledger supports. Names and numbers that a ledger lacks come from the claim or the header.
 
-    A run without a claim that made fewer rounds than `planned` counts as stopped early.
+    A run without a claim counts as stopped early if it made fewer rounds than `planned`.
     """
     ledger = open_ledger(run)
     header, charges = ledger.header, ledger.charges()
@@ -107,7 +107,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
             algorithm=str(header.get("algorithm", "this run")),
             clients=int(header.get("clients", 0)),
             simulated=bool(header.get("simulated", True)),
-            # How many clients at least report in every round; 0 where it is unknown.
+            # The smallest number of clients that report in a round; 0 where unknown.
             reporting=reporting if type(reporting) is int and reporting >= 0 else 0,
             no_other_adjacency=str(header.get("no_other_adjacency", "")),
             planned=[*charges, *_left(run, ledger, rounds, made, planned or 0)] if stopped else None,
@@ -116,7 +116,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
         )
     missing = None
     if claim.stopping and claim.planned_rounds is not None and rounds:
-        # A run that stopped early is charged as if it had not: its rounds are all alike.
+        # The statement of a run that stopped early includes its planned rounds, which are all alike.
         missing = [*charges, *_left(run, ledger, rounds, claim.rounds, claim.planned_rounds)]
     statement = PrivacyStatement.from_charges(
         charges,
@@ -127,14 +127,14 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
         clients=claim.clients,
         simulated=claim.simulated,
         reporting=0 if claim.reporting is None else claim.reporting,
-        # Who claims no figure for a reason of their own claims less.
+        # A claim without a number for the other adjacency claims less, so its reason is accepted.
         no_other_adjacency="" if claim.other_adjacency is not None else claim.no_other_adjacency,
         **_context(header),
     )
     return replace(
         statement,
         not_covered=claim.not_covered,
-        # What a run chose is in its history and its configuration, not in its ledger; the promise does not rest on it.
+        # Automatic choices are not in the ledger, and the guarantee does not depend on them.
         choices=claim.choices,
         planned_rounds=claim.planned_rounds,
         planned_epsilon_total=claim.planned_epsilon_total,
@@ -144,7 +144,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
 def _left(
     run: Path, ledger: Ledger, rounds: list[tuple[Event, int]], made: int, planned: int
 ) -> list[tuple[Event, int]]:
-    """What a run that stopped early had planned beyond what it charged: rounds, and measurements by its clients."""
+    """Planned charges that a run that stopped early did not make: rounds, votes and evaluations by its clients."""
     left, own = [(_usual(rounds), max(0, planned - made))], _run_of(run, ledger)
     for vote in _announced(run, ledger, own, "votes") or ():
         try:
@@ -166,7 +166,7 @@ def _left(
 
 
 def _announced(run: Path, ledger: Ledger, own: str | None, name: str) -> Any:
-    """What a run said before its first round: in its ledger's header, or in its own facts where another run began the ledger."""
+    """A field that the run announced before its first round: in its ledger's header, or in `run.json` for a shared ledger."""
     if ledger.header.get("run") == own:
         return ledger.header.get(name)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -175,7 +175,7 @@ def _announced(run: Path, ledger: Ledger, own: str | None, name: str) -> Any:
 
 
 def _context(header: dict[str, Any]) -> dict[str, Any]:
-    """The deployment that a few simulated clients stood for, and the selection that chose the run, where the header says so."""
+    """The fields `CONTEXT` of a header: the larger deployment and the selection, where the header has them."""
 
     def known(name: str) -> bool:
         return type(header.get(name)) in ((int,) if name == "noise_cohort" else (int, float))
@@ -193,18 +193,18 @@ def open_ledger(run: Path) -> Ledger:
 
 
 def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] = ()) -> list[Check]:
-    """All the checks of one run folder.
+    """Run all checks of one run folder.
 
     Args:
         run: the folder.
         planned: the event of one round by the run's configuration, where known.
-        before: what the configuration plans to be charged once, before the first round.
+        before: the events of votes and evaluations that the configuration plans beside rounds.
     """
     if run.is_dir() and not (run / LEDGER).exists():
         return [Check("ledger", False, _without_ledger(run), incomplete=True)]
     try:
         ledger = open_ledger(run)
-        # A running run charges its ledger before it moves its anchors.
+        # Reopen: a run in progress charges its ledger before it moves its anchors, so the ledger must be read after the marks.
         marks = _marks(ledger)
         ledger = open_ledger(run)
     except LedgerError as error:
@@ -240,7 +240,7 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
 
 
 def _run_of(folder: Path, ledger: Ledger) -> str | None:
-    """The name of the run whose folder this is: by its own facts, or by the ledger that it began."""
+    """The name of the folder's run, from `run.json`, or from the header of its ledger."""
     try:
         named = json.loads((folder / FACTS).read_text(encoding="utf-8"))["run"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -250,7 +250,7 @@ def _run_of(folder: Path, ledger: Ledger) -> str | None:
 
 
 def _rounds_charged(folder: Path, ledger: Ledger) -> list[tuple[Event, int]]:
-    """What the folder's own run charged, without the votes before the first round."""
+    """(event, count) of the rounds that the folder's run charged, without votes and evaluations."""
     own = _run_of(folder, ledger)
     events = Counter(entry.event for entry in ledger.entries if own is None or entry.run == own)
     return [(event, count) for event, count in events.items() if not event.question]
@@ -261,7 +261,7 @@ def _usual(rounds: Sequence[tuple[Event, int]]) -> Event:
 
 
 def _check_sealed(run: Path, ledger: Ledger) -> list[Check]:
-    """The model and the checkpoint are those that the ledger was sealed with."""
+    """Check that model and checkpoint have the hashes that the ledger was sealed with."""
     sealed = ledger.sealed(_run_of(run, ledger) or "")
     if sealed is None or "model" not in sealed:
         return [
@@ -301,7 +301,7 @@ def _marks(ledger: Ledger) -> list[tuple[Path, LedgerMark]]:
 
 
 def _check_released(run: Path, ledger: Ledger) -> Check:
-    # What other runs charged to the same ledger pays for nothing here.
+    # Charges of other runs on the same ledger do not count.
     own = _run_of(run, ledger)
     charged = {entry.round for entry in ledger.entries if own is None or entry.run == own}
     released = set(_released_rounds(run / METRICS))
@@ -316,13 +316,13 @@ def _check_released(run: Path, ledger: Ledger) -> Check:
 
 
 def _released_rounds(path: Path, prefix: str = "") -> Iterator[int]:
-    """The rounds in the metrics, those with a field that begins like this."""
+    """Yield the rounds in a metrics file whose records have a field with this prefix."""
     if not path.exists():
         return
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_MAX_METRICS_LINE), b""), start=1):
             if not line.endswith(b"\n") and len(line) < _MAX_METRICS_LINE:
-                return  # torn by a crash: the round was charged before it
+                return  # cut by a crash; its round was charged before
             try:
                 record = json.loads(line)
                 if any(name.startswith(prefix) for name in record):
@@ -336,7 +336,7 @@ def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement) -> list[Chec
     for name in (*_FIGURES, *_FACTS, *_OPTIONAL_FACTS, *_VIEWS):
         claimed, recomputed = getattr(claim, name), getattr(proven, name)
         if name in (*_OPTIONAL_FACTS, *_VIEWS) and claimed == recomputed and claimed in (None, "", ()):
-            continue  # nothing is claimed, and nothing could be
+            continue  # neither side has a value
         same = _same(name, claimed, recomputed)
         differs = "" if same else f"claimed {_show(claimed)}, but the ledger gives "
         checks.append(Check(name, same, differs + _show(recomputed)))
@@ -364,9 +364,9 @@ def _check_text(run: Path, claim: PrivacyStatement) -> list[Check]:
 
 
 def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delta: float) -> Check:
-    """ε of one round, not the raw scales: an adaptive clip changes those and the noise together.
+    """Check the ε of one round against the plan. Raw scales are not compared: an adaptive clip changes clip and noise together.
 
-    Votes without an update must be among those that are planned before the first round.
+    Charges without an update must match one of the events `before`.
     """
     want = compose([(planned, 1)], delta)
     for event, _ in ledger.charges():
@@ -393,7 +393,7 @@ def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delt
 
 
 def _alike(a: Event, b: Event) -> bool:
-    """Whether both are answers to the same question."""
+    """Whether both events are answers to the same question."""
     return bool(a.question) and (a.question, a.adjacency) == (b.question, b.adjacency)
 
 

@@ -1,7 +1,7 @@
 """Access control: local users, node keys, request paths, and the supported versions of Flower.
 
-A node's id follows from its public key, so it is the same after every restart and on every SuperLink. Flower draws ids and forgets
-them with its database. Here a list of keys is a list of ids: the SuperLink lets these nodes in, and a run asks these nodes only.
+A node's id is computed from its public key, so it is the same after every restart and on every SuperLink; Flower draws ids and
+loses them with its database. So a list of keys is a list of ids: the SuperLink admits, and a run asks, only these nodes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 from dpfedexp.errors import InputError, require
 
 VERSIONS = ("1.41.0", "1.42.0")
-"""The versions of Flower whose private functions `dpfedexp node`, `superexec` and `superlink` were read against."""
+"""Supported versions of Flower: `dpfedexp node`, `superexec` and `superlink` rely on private functions of these versions."""
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-"""Where Linux lists TCP sockets with the users who opened them."""
+"""Files in which Linux lists TCP sockets with their users."""
 _ESTABLISHED = "01"
 _PR_SET_DUMPABLE = 4
 _FLOWERS = {b"flower-superexec", b"flwr-clientapp"}
-"""Programs of Flower's that have an app's data or start what has them. Our own forbid cores themselves."""
+"""Flower's programs that hold an app's data or start a process that does. This library's programs disable core dumps themselves."""
 _FEWEST = 2
-"""Flower keeps the node ids 0 and 1 for itself."""
+"""Smallest node id; Flower reserves 0 and 1."""
 
 Address = tuple[str, int]
 Scope = MutableMapping[str, Any]
@@ -40,7 +40,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def check_flower(command: str, module: Any = None, functions: Mapping[str, str] | None = None) -> None:
-    """Refuses, for a `command` of ours, another version of Flower, and functions of a module that take other arguments."""
+    """Raise `InputError` for another version of Flower than `command` supports, or for `functions` with other arguments."""
     import flwr
 
     made_for = " or ".join(VERSIONS)
@@ -60,19 +60,19 @@ def check_flower(command: str, module: Any = None, functions: Mapping[str, str] 
 
 
 def node_id(public_key: bytes) -> int:
-    """The id of the node with this key, as Flower writes keys (PEM): the first 63 bits of its hash."""
+    """The id of the node with this public key (PEM, as Flower writes it): the first 63 bits of the key's hash."""
     return max(_FEWEST, int.from_bytes(hashlib.sha256(b"dpfedexp-node\0" + public_key).digest()[:8], "big") >> 1)
 
 
 def read_keys(path: Path | str) -> list[bytes]:
-    """The public keys in a file, one to a line as `ssh-keygen` writes them; # begins a comment."""
+    """The public keys in a file, one per line in the format of `ssh-keygen`; # begins a comment."""
     keys = [_key(path, number, line) for number, line in _lines(path) if not line.isdecimal()]
     require(len(set(keys)) == len(keys), f"{str(path)!r} names a key twice.")
     return keys
 
 
 def read_nodes(path: Path | str) -> tuple[int, ...]:
-    """The ids of the nodes in a file of public keys, sorted. A node without a key of its own is a line with its id."""
+    """The sorted node ids of a file of public keys. A line may also be the id of a node without a key."""
     ids = [int(line) if line.isdecimal() else node_id(_key(path, number, line)) for number, line in _lines(path)]
     require(bool(ids), f"{str(path)!r} names no node; it has a public key on each line.")
     require(len(set(ids)) == len(ids), f"{str(path)!r} names a node twice.")
@@ -106,7 +106,7 @@ def _key(path: Path | str, number: int, line: str) -> bytes:
 
 
 def parse_address(address: str, name: str) -> tuple[str, int]:
-    """Host and port of an IP address and a port, such as 0.0.0.0:9092 or [::]:9092; `name` is the setting's, for the sentence."""
+    """Split an IP address and a port, such as 0.0.0.0:9092 or [::]:9092, into host and port; `name` is for the error."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
@@ -120,9 +120,9 @@ def parse_address(address: str, name: str) -> tuple[str, int]:
 
 
 def check_file(path: Path, most: int, *, owned: bool = True) -> None:
-    """Refuses a file that other users can reach, with the command that closes it, and folders where they could exchange it.
+    """Raise `InputError`, with the command that fixes it, if other users can access a file or replace it in its folder.
 
-    It may have the mode `most`, and belongs to this process's user or to root where it must be `owned`.
+    `most` is the largest mode allowed. If `owned`, the file must belong to this process's user or to root.
     """
     path = path.expanduser().resolve()
     _check(path, most, owned)
@@ -130,7 +130,7 @@ def check_file(path: Path, most: int, *, owned: bool = True) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuses a folder that other users can write to, itself or one above it, with the command that closes it."""
+    """Raise `InputError`, with the command that fixes it, if other users can write to a folder or to one above it."""
     for folder in (path.resolve(), *path.resolve().parents):
         _check(folder, 0o755, owned=True)
 
@@ -157,7 +157,7 @@ def _check(path: Path, most: int, owned: bool) -> None:
 
 
 def forbid_core_dumps() -> None:
-    """Disable core dumps of this process and its children; a new program has to ask again that others may not look into it."""
+    """Disable core dumps of this process and its children. PR_SET_DUMPABLE is lost on exec, so a new program must call this too."""
     with contextlib.suppress(ImportError):  # POSIX only
         import resource
 
@@ -167,14 +167,14 @@ def forbid_core_dumps() -> None:
 
 
 def core_dumpers(user: int) -> list[int]:
-    """Processes of a user that run Flower's own programs for apps and may dump core, as far as Linux tells."""
+    """Ids of a user's processes that run Flower's programs for apps and may dump core; empty where /proc does not tell."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0")[:2]  # the interpreter and the program
             if not any(os.path.basename(word) in _FLOWERS for word in words):
                 continue
-            # The folder of a process that can't be dumped is root's, so its own file says whose it is.
+            # The /proc folder of a process without core dumps belongs to root, so its status file names the owner.
             owner, limits = _field(entry / "status", "Uid:")[1], _field(entry / "limits", "Max core file size")[4:6]
             if int(owner) == user and limits != ["0", "0"]:
                 found.append(int(entry.name))
@@ -188,9 +188,9 @@ def _field(path: Path, name: str) -> list[str]:
 
 
 def peer(client: Address | None, server: Address | None) -> str | None:
-    """Who is at the other end, `client`, of a connection: a user of this machine, or the address of another machine.
+    """Identify the other end, `client`, of a connection: "user <id>" on this machine, or another machine's IP address.
 
-    Only Linux tells users; elsewhere all processes of this machine are one. None where nothing is known.
+    Only Linux identifies users; elsewhere every process of this machine is "user". None where nothing is known.
     """
     if client is None or server is None:
         return None
@@ -205,7 +205,7 @@ def peer(client: Address | None, server: Address | None) -> str | None:
 
 
 def _user(client: Address, server: Address) -> int | None:
-    """The user who opened the other end, where that is on this machine."""
+    """The user id of the other end of a connection, if it is on this machine; None otherwise."""
     owners = set()
     for table, family in zip(TABLES, (socket.AF_INET, socket.AF_INET6), strict=True):
         try:
@@ -213,13 +213,13 @@ def _user(client: Address, server: Address) -> int | None:
             lines = table.read_text(encoding="ascii").splitlines()[1:]
         except (OSError, ValueError):
             continue
-        # Established only: a socket that its owner has closed already is listed as root's.
+        # Established sockets only: a socket that was closed by its owner is listed under root.
         owners |= {int(fields[7]) for fields in map(str.split, lines) if fields[1:4] == wanted}
     return owners.pop() if len(owners) == 1 else None
 
 
 def _in_table(address: Address, family: socket.AddressFamily) -> str:
-    """As /proc/net/tcp and tcp6 write it: words of four bytes in the machine's byte order. `ValueError` where it can't be."""
+    """Format an address as in /proc/net/tcp and tcp6: 4-byte words in native byte order; `ValueError` for IPv6 as IPv4."""
     found = ipaddress.ip_address(address[0].partition("%")[0])
     if family == socket.AF_INET6 and found.version == 4:
         found = ipaddress.ip_address(f"::ffff:{found}")
@@ -233,7 +233,7 @@ def _in_table(address: Address, family: socket.AddressFamily) -> str:
 
 
 async def answer_nothing(scope: Scope, send: Send) -> None:
-    """404 to a request, and the end of any other connection."""
+    """Answer an HTTP request with 404, and close any other connection."""
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 404, "headers": []})
         await send({"type": "http.response.body", "body": b""})

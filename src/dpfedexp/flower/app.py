@@ -1,7 +1,7 @@
-"""`dpfedexp flower new`, a small Flower app to start from, and `run`: `flwr run --stream` whose exit status says how it ended.
+"""`dpfedexp flower new` writes a small Flower app to start from; `run` is `flwr run --stream` with an exit status.
 
 Flower's own command exits with 0 even if the server app failed, and resolves relative folders where the SuperLink was started.
-Here the folder is meant from where the user is, and the end is read from the run's `status.json` and from Flower.
+Here relative folders are resolved in the user's working directory, and the exit status comes from `status.json` and from Flower.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FOLDER, _NODES = "federation.folder", "federation.nodes"
 
 
 def new_app(folder: Path | str) -> list[Path]:
-    """Write the app into a folder that is new or empty; returns the files."""
+    """Write the app into a new or empty folder; return its files."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def _copy(source: Traversable, target: Path, name: str) -> list[Path]:
 
 
 def app_hash(app: Path | str) -> str:
-    """The hash of an app as Flower bundles it, by which a site's guard file names it."""
+    """The hash of an app as Flower bundles it, for the setting `apps` of a guard file."""
     from flwr.cli.build import build_fab_from_disk
 
     try:
@@ -71,13 +71,13 @@ def app_hash(app: Path | str) -> str:
 def run_app(
     app: Path, connection: str | None = None, settings: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> int:
-    """Runs an app, shows its log, and returns 0 if it completed, 3 if it stopped or failed, 4 if its server app was killed.
+    """Run an app and show its log; return 0 if it completed, 3 if it stopped or failed, 4 if its server app was killed.
 
     Args:
         app: the app's folder.
-        connection: the name of the SuperLink in Flower's config.toml; by default the one that `dpfedexp flower up` started.
-        settings: as for `flwr run -c`; here several may touch the same section.
-        environment: for Flower's command, with FLWR_HOME.
+        connection: the name of the SuperLink in Flower's config.toml; by default the SuperLink of `dpfedexp flower up`.
+        settings: overrides as for `flwr run -c`; several may change the same section.
+        environment: environment variables for Flower's command, with FLWR_HOME.
     """
     written, given, logs = _written(app), read_overrides(settings), None
     if connection is None:
@@ -88,7 +88,7 @@ def run_app(
     paths = paths_from_here(app, given, Path.cwd())
     folder = Path(paths[_FOLDER])
     if (folder / LEDGER).exists() and not {**written, **given}.get("federation.resume"):
-        # What the server app would refuse later, with a traceback.
+        # The server app would refuse this later, with a traceback.
         raise InputError(
             f"the folder {str(folder)!r} already holds a run; resume it (--resume), or start another one in a new folder "
             "(--folder runs/second)."
@@ -98,7 +98,7 @@ def run_app(
             f"the folder {str(folder)!r} does not exist, so there is no run to resume; leave --resume out to begin one."
         )
         require(folder.exists(), missing)
-    # TOML writes text, numbers and truth as JSON does.
+    # TOML writes strings, numbers and booleans as JSON does.
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
     read = {} if logs is None else {path: path.stat().st_size for path in logs.glob("supernode*.log")}
     run = _stream([program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder)
@@ -116,7 +116,7 @@ def run_app(
 
 
 def _own_deployment(app: Path, written: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], Path, Path]:
-    """What `dpfedexp flower up` started for an app: settings that follow from it, its FLWR_HOME, and the folder of its logs."""
+    """The deployment of `dpfedexp flower up` for an app: its settings, its FLWR_HOME, and the folder of its logs."""
     folder = (app / FOLDER).resolve()
     found = find_running(folder)
     if not found:
@@ -130,7 +130,7 @@ def _own_deployment(app: Path, written: dict[str, Any], given: dict[str, Any]) -
 
 
 def _check_settings(written: dict[str, Any], given: dict[str, Any]) -> None:
-    """What the server app would refuse later, and settings that Flower would not pass on."""
+    """Raise `InputError` for settings that the server app would refuse later, and for overrides that Flower would ignore."""
     from dpfedexp.flower.app_settings import read_settings
 
     read_settings({**written, **given})
@@ -145,7 +145,7 @@ def _check_settings(written: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def _show_failures(read: Mapping[Path, int]) -> None:
-    """The newest exception in each node's log since the run began, equal ones once: these nodes are the user's own."""
+    """Print the newest exception in each node's log since the run began, without repeats. The nodes are the user's own."""
     shown: dict[str, str] = {}
     for path, before in sorted(read.items()):
         text = path.read_bytes()[before:].decode("utf-8", "replace")
@@ -158,7 +158,7 @@ def _show_failures(read: Mapping[Path, int]) -> None:
 
 
 def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
-    """The settings of several `-c`; the last of one name wins."""
+    """Parse the settings of several `-c` options; the last value of a name wins."""
     from flwr.common.config import parse_config_args
 
     found: dict[str, Any] = {}
@@ -174,7 +174,7 @@ def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def paths_from_here(app: Path, given: Mapping[str, Any], here: Path) -> dict[str, str]:
-    """The settings of a run that are paths, meant from where the user is: its folder, and its list of nodes where it has one."""
+    """The run's settings that are paths, resolved from the directory `here`: its folder and, if set, its list of nodes."""
     written = _written(app)
     asked = {name: given.get(name, written.get(name)) for name in (_FOLDER, _NODES)}
     asked[_FOLDER] = asked[_FOLDER] or written[_FOLDER]
@@ -182,7 +182,7 @@ def paths_from_here(app: Path, given: Mapping[str, Any], here: Path) -> dict[str
 
 
 def _written(app: Path) -> dict[str, Any]:
-    """The settings in the app's own file, by the names that `-c` gives them."""
+    """The settings in the app's pyproject.toml, by their names in `-c`."""
     try:
         config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
         found = _flat(config)
@@ -203,7 +203,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _stream(command: list[str], environment: Mapping[str, str], folder: Path) -> str | None:
-    """Flower's id of the run that the command started, once its output has ended or its server app was killed."""
+    """Run the command and print its output until it ends or the server app was killed; return Flower's id of the run."""
     run = None
     process = subprocess.Popen(
         command,
@@ -225,7 +225,7 @@ def _stream(command: list[str], environment: Mapping[str, str], folder: Path) ->
 
 
 def _end_when_killed(process: subprocess.Popen[str], folder: Path, over: threading.Event) -> None:
-    """Ends the log of a server app that was alive and is not any more: Flower itself notices after a minute or more."""
+    """End the log stream when the server app was running and is killed; Flower itself needs a minute or more to notice."""
     alive = False
     while not over.wait(1.0):
         with contextlib.suppress(InputError):
@@ -237,12 +237,12 @@ def _end_when_killed(process: subprocess.Popen[str], folder: Path, over: threadi
 
 
 def _end(folder: Path, connection: str, run: str, environment: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """How a run ended, and what its folder tells, where that is on this machine."""
+    """The status of a run at its end, and the content of its `status.json`; empty if that is not on this machine."""
     told = read_status(folder) if (folder / STATUS).exists() else {}
     flowers = _flowers_status(connection, run, environment)
     if told and not (flowers.endswith("failed") and told["status"] == "completed"):
         return str(told["status"]), told
-    if told:  # the status of an earlier run in this folder, or of rounds after which the app itself failed
+    if told:  # from an earlier run in this folder, or from before the app itself failed
         told = {**told, "reason": "See the log above."}
     return ("completed" if flowers == "finished:completed" else "failed"), told
 

@@ -1,8 +1,8 @@
 """The settings of a Flower app, for the server and the clients.
 
 Flower flattens `[tool.flwr.app.config.algorithm] clip = 0.3` to the key `algorithm.clip`, which `flwr run -c 'algorithm.clip=0.5'`
-overrides. The sections `algorithm`, `local` and `participation` are those of a `dpfedexp train` file, `federation` is Flower's own;
-other sections are the app's.
+overrides. The sections `algorithm`, `local` and `participation` are those of a `dpfedexp train` file, `federation` has the
+settings of the deployment, and other sections belong to the app.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpfedexp.errors import InputError
 
 
 class FederationSettings(BaseModel):
-    """[tool.flwr.app.config.federation]"""
+    """The section [tool.flwr.app.config.federation]."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,7 +43,7 @@ class FederationSettings(BaseModel):
 
 
 def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Settings]:
-    """The sections that this library reads, checked."""
+    """Parse and check the sections of this library."""
     tree: dict[str, dict[str, Any]] = {}
     for key, value in run_config.items():
         section, dot, name = key.partition(".")
@@ -57,7 +57,7 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
     except ValidationError as error:
         raise InputError(sentence(error, FederationSettings, "federation.")) from None
     if federation.epsilon is not None:
-        # What `fit` chooses; anything that is given is taken as it is.
+        # The settings that `fit` chooses; settings that are given override them.
         given = tree.get("algorithm", {})
         for name in ("noise_multiplier", "target_epsilon"):
             if name in given:
@@ -72,12 +72,12 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
 
 
 def local_from(run_config: Mapping[str, Any]) -> LocalOptimizer:
-    """The clients' optimizer that an app's configuration asks for."""
+    """The local optimizer in an app's configuration."""
     return read_settings(run_config)[1].build_local()
 
 
 def data_path(context: Context) -> str:
-    """The file or folder with this node's rows, which its operator names: the node's setting `data`."""
+    """The path of this node's data: the setting `data` of the node's configuration, which its operator sets."""
     path = context.node_config.get("data")
     if path is None:
         raise InputError(
@@ -88,5 +88,5 @@ def data_path(context: Context) -> str:
 
 
 def round_timeout(run_config: Mapping[str, Any]) -> float:
-    """Seconds that a round waits for answers."""
+    """The seconds that a round waits for replies, from an app's configuration."""
     return read_settings(run_config)[0].round_timeout

@@ -6,17 +6,17 @@
     def train(message: Message, context: Context) -> Message:
         return answer(message, context, model, (inputs, targets))
 
-`answer` trains with the simulator's code, for one client or many. A function that trains by itself returns the trained parameters.
-The mod computes the update, clips it and, in local privacy, randomizes it, before a reply exists. Metrics, losses, numbers of
-examples and error texts stay on the node. That a client answers at all, and when, is visible to the server.
+`answer` trains with the simulator's code, for one client or many. A train function without `answer` returns the trained
+parameters. The mod computes the update, clips it and, in local DP, randomizes it, before a reply exists. Metrics, losses, numbers
+of examples and error texts stay on the node. The server can see whether and when a client answers.
 
 Several clients per node are for studying a large federation on few machines. The server sees the sum over them, so the node's
-operator is trusted with their reports. Against all others each of them has the promise of a client, so they are trained apart, as
-in a secure run.
+operator is trusted with their reports. Against everyone else, each of them has the guarantee of a client, so they are trained in
+isolation, as in a secure run.
 
-A node without a guard file holds a run to the limits that it announced (`AnnouncedLimits`). Limits over all runs, restarts and
-simultaneous messages need a guard file. With two-party aggregation a client masks its row, and a node whose operator has given it a
-helper's file adds the masks (`helper_reply`); a message has no say in the run's name, the node's id and the helper's key.
+A node without a guard file holds a run to the limits that the run announced (`AnnouncedLimits`). Limits over all runs, restarts
+and simultaneous messages need a guard file. With two-party aggregation a client masks its row, and a node whose operator made it
+the helper adds the masks (`helper_reply`). The run's name, the node's id and the helper's key never come from a message.
 """
 
 from __future__ import annotations
@@ -73,23 +73,23 @@ KEY_VARIABLE, KEY_NODE = "DPFEDEXP_HELPER_KEY", "dpfedexp-helper-key"
 _OWN_CONTROL = "dpfedexp.own-control"
 _ANNOUNCED_LIMITS = "dpfedexp.announced-limits"
 _DELTA = 1e-5
-"""At which ε is shown; costs are compared by μ, or by the pure ε of a PrivUnit report."""
+"""The δ at which log and error messages show ε. Costs are compared by μ, or by the pure ε of a PrivUnit report."""
 _ROUNDING = 1 + 1e-6
-"""Two machines that calibrate the same noise may differ by rounding."""
+"""Tolerance for two machines that calibrate the same noise with different rounding."""
 _SEARCH = 1 + 1e-4
-"""The best split of PrivUnit's ε is searched for, and found to about 1e-6 of it."""
+"""Tolerance for the numerical search for the best split of PrivUnit's ε, which is accurate to about 1e-6."""
 
 
 @checked
 def clip_and_randomize(
     update: Tensor, mechanism: Mechanism, noise: Noise | None = None, ballots: Tensor | None = None
 ) -> Report:
-    """Clip and randomize an update [d], or one row per client [n, d]; returns the mechanism's report.
+    """Clip and randomize an update [d], or one row per client [n, d]; return the mechanism's report.
 
-    Formal guarantee: that of `mechanism`. Rows that are not finite become zero, rows are clipped to the ball of radius C, then the
-    mechanism adds what its setting asks of a client: nothing in central privacy, all of the noise in local privacy. Noise comes
-    from the operating system unless a test passes its own. `ballots` has a row per client with the values of the mechanism's votes
-    other than "within clip", [n, k']; a share is always within ±½.
+    Formal guarantee: that of `mechanism`. Rows that are not finite become zero, and rows are clipped to the ball of radius C. Then
+    the mechanism adds a client's noise: none in central DP, all of it in local DP. Noise comes from the operating system unless a
+    test passes its own. `ballots` has a row per client with the values of the mechanism's votes other than "within clip", [n, k'];
+    a share is always within ±½.
 
     >>> from dpfedexp.mechanisms import CentralGaussian
     >>> clip_and_randomize(torch.tensor([3.0, 4.0]), CentralGaussian(clip=1.0, noise_multiplier=5.0)).vector
@@ -102,7 +102,7 @@ def clip_and_randomize(
 
 @dataclass(frozen=True)
 class Sender:
-    """Whose row is masked: the run and the node as the SuperNode knows them, and the helper's key as the site knows it."""
+    """The sender of a masked row: run and node as the SuperNode knows them, and the helper's key as the site knows it."""
 
     run: str
     node: int
@@ -125,7 +125,7 @@ def pinned_key(request: NodeRequest, guard: Guard | None, node_config: Mapping[s
 
 
 def reply_content(update: Tensor, request: NodeRequest, ballots: Tensor | None, sender: Sender) -> RecordDict:
-    """The whole content of the reply that carries this update's report; a mask needs to know who sends it."""
+    """The content of the reply with this update's report; `sender` is for the mask of two-party aggregation."""
     report = clip_and_randomize(update, request.mechanism, ballots=ballots)
     if request.mechanism.needs_helper:
         return masked_content(report, request, sender)
@@ -135,12 +135,12 @@ def reply_content(update: Tensor, request: NodeRequest, ballots: Tensor | None, 
 
 
 def enforced(context: Context) -> bool:
-    """Whether the site's own process (`dpfedexp node`), which sets a random token, clips, randomizes and charges instead."""
+    """Whether `dpfedexp node`, which sets a random token in the node's configuration, clips, randomizes and charges instead."""
     return re.fullmatch(r"[0-9a-f]{32}", str(context.node_config.get(ENFORCED))) is not None
 
 
 def read_request(message: Message) -> tuple[NodeRequest, Layout, Tensor]:
-    """The server's request, and the layout and the parameters [d] of the model that it came with."""
+    """The server's request, and the layout and parameters [d] of the model in its message."""
     request = NodeRequest.from_message(message)
     model = message.content.array_records.get(MODEL)
     if model is None:
@@ -153,14 +153,14 @@ def read_request(message: Message) -> tuple[NodeRequest, Layout, Tensor]:
 
 @checked
 def private_training(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """The mod. Refuses with an error reply that says why; a failure of the app itself is told to the node's own log only."""
+    """The Flower mod. A refusal is an error reply with its reason; a failure of the app goes to the node's own log only."""
     answered = helper_reply(message, str(context.run_id), context.node_config)
     if answered is not None:
         return answered
     try:
         request, layout, w = read_request(message)
         control = _control(message, request, layout)
-        # Last, because a refused request must cost nothing, and an admitted one is charged here.
+        # Last, because this charges an admitted request, and a refused one must cost nothing.
         helper_key = ""
         if not enforced(context):
             guard = _guard(context)
@@ -175,7 +175,7 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         return refusal(message, reason.shown)
     except InputError as reason:
         return refusal(message, str(reason))
-    except (ValueError, ArithmeticError):  # of no data: the app has not been called
+    except (ValueError, ArithmeticError):  # not about data: the app has not been called
         return refusal(message, "the mechanism can't be computed with these numbers.")
     try:
         if control is not None:
@@ -195,7 +195,7 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
 
 
 def _guard(context: Context) -> Guard | None:
-    """The operator's guard. What is wrong with the file is the operator's to know: the server learns no path."""
+    """The operator's guard; None without one. Errors in the file go to the node's log, so that the server learns no path."""
     try:
         return Guard.of_node(context.node_config)
     except InputError as reason:
@@ -203,7 +203,7 @@ def _guard(context: Context) -> Guard | None:
 
 
 def _update(trained: Message, request: NodeRequest, layout: Layout, w: Tensor) -> Tensor:
-    """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ [d], or the rows that `answer` computed, one for each client [n, d]."""
+    """The update w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ [d], or the rows of `answer`, one for each client [n, d]."""
     if trained.has_error():
         raise RuntimeError(trained.error.reason or "the app returned an error")
     records = trained.content.array_records
@@ -220,7 +220,7 @@ def _update(trained: Message, request: NodeRequest, layout: Layout, w: Tensor) -
 
 
 def read_ballots(trained: Message, request: NodeRequest) -> Tensor | None:
-    """The app's values of the votes, a row per client; NaN, which counts as the middle, for what is missing or odd."""
+    """The app's values of the votes, one row per client; NaN, which counts as the middle, for missing or malformed values."""
     asked = client_votes(request.mechanism.votes)
     if not asked:
         return None
@@ -235,7 +235,7 @@ def read_ballots(trained: Message, request: NodeRequest) -> Tensor | None:
 
 
 def _control(message: Message, request: NodeRequest, layout: Layout) -> Tensor | None:
-    """With SCAFFOLD, the server's control variate c; the app gets the record `correction` = c − c_i, to add to every gradient."""
+    """The server's control variate c with SCAFFOLD, else None; the app gets `correction` = c − c_i to add to every gradient."""
     if request.tau_eta_l is None:
         return None
     record = message.content.array_records.get(CONTROL)
@@ -250,16 +250,16 @@ def _control(message: Message, request: NodeRequest, layout: Layout) -> Tensor |
 def _own_control(context: Context, dimension: int) -> Tensor:
     record = context.state.array_records.get(_OWN_CONTROL)
     own = torch.zeros(0) if record is None else torch.from_numpy(record["c_i"].numpy())
-    # Flower hands the state of one run to the next of the same series, whose model may be another one.
+    # Flower passes the state of one run to the next run of the same series, which may have another model.
     return own if len(own) == dimension else torch.zeros(dimension)
 
 
 def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: Tensor, tau_eta_l: float) -> None:
-    """c_i ← c_i − c − Δ_i/(τη_l) with the client's own clipped update, before randomization; it never leaves the node.
+    """Store c_i ← c_i − c − Δ_i/(τη_l), with the clipped update before randomization; c_i never leaves the node.
 
-    Flower keeps `context.state` in the node's memory. A node that restarts, or a run that is resumed, starts from c_i = 0, and the
-    next c_i is again the mean of its local gradients: losing it costs one round of correction and no privacy.
-    One that is not finite is lost too, or every later update would be.
+    Flower keeps `context.state` in the node's memory. After a restart of the node or of the run, c_i starts from 0, and the next
+    c_i is again the mean of the local gradients: that costs one round of correction and no privacy. A c_i that is not finite is
+    reset to 0, because it would spoil every later update.
     """
     delta = clip(update[None], mechanism.clip).vectors[0]
     own = _own_control(context, len(delta)) - control - delta / tau_eta_l
@@ -269,7 +269,7 @@ def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: T
 
 
 def masked_content(report: Report, request: NodeRequest, sender: Sender) -> RecordDict:
-    """One client's row under a mask, and the seed of the mask under the helper's key, as the whole content of its reply."""
+    """The content of a reply in two-party aggregation: the masked row, and the mask's seed encrypted with the helper's key."""
     mechanism = request.mechanism
     if not isinstance(mechanism, TwoPartyGaussian):
         raise InputError(f"mechanism {mechanism.kind!r} has no helper.")
@@ -279,7 +279,7 @@ def masked_content(report: Report, request: NodeRequest, sender: Sender) -> Reco
 
 
 def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> Message | None:
-    """The reply to a message for a helper, None for any other message; the node's own SuperNode says the run's name."""
+    """The reply to a message for a helper; None for any other message. `run` comes from the node's own SuperNode."""
     record = message.content.config_records.get(HELPER)
     if record is None:
         return None
@@ -306,7 +306,7 @@ def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> 
 
 
 def _asked(record: ConfigRecord, run: str) -> tuple[RoundBinding, list[tuple[int, bytes]]]:
-    """The round and its clients' seeds, of a message that may hold anything."""
+    """Parse a request to the helper, which may hold anything: the round and its clients' seeds."""
     values: dict[str, Any] = dict(record)
     kinds = {"round": int, "nonce": str, "columns": int, "clip": float, "mechanism": str, "nodes": list, "seeds": list}
     for name, kind in kinds.items():
@@ -335,18 +335,18 @@ def answer(
     local: LocalOptimizer | None = None,
     loss: str | Loss | None = None,
 ) -> Message:
-    """A client's whole answer to a server's message: an update, a vote, or an evaluation of the model.
+    """Compute the whole reply to a server's message: an update, a vote, or an evaluation of the model.
 
-    Return it from the app's train function; `private_training` clips it, adds what the mechanism asks for, and sends it. With an
+    Return this reply from the app's train function. `private_training` clips it, adds the mechanism's noise, and sends it. With an
     automatic rate, a client whose loss rose in its local steps sends a zero update.
 
     Args:
-        message: the server's.
-        context: Flower's, for the run's configuration.
-        model: a module of the server's layout, on the device to train on; its parameters are replaced by the server's.
-        clients: the client's (inputs, targets); a `Federation` of all of the node's clients where it has many.
-        local: the clients' optimizer; by default the configuration's.
-        loss: a name, or a function (outputs, targets) → one loss per example; by default the usual one for the targets.
+        message: the server's message.
+        context: Flower's context, with the run's configuration.
+        model: a module with the server's layout, on the device to train on; its parameters are replaced by the server's.
+        clients: the client's (inputs, targets), or a `Federation` for a node with several clients.
+        local: the local optimizer; by default that of the run's configuration.
+        loss: a name, or a function (outputs, targets) → one loss per example; by default the usual loss for the targets.
     """
     request = NodeRequest.from_message(message)
     optimizer = local_from(context.run_config) if local is None else local
@@ -376,7 +376,7 @@ def answer(
     else:
         simulation = _simulation(model, held, optimizer, loss, alone=not request.clients)
         if request.purpose == EVALUATION or (metrics is not None and request.round <= 1):
-            # Before rounds are paid for, a configuration that does not fit the model is found.
+            # Checked in the first round too, so that a wrong configuration fails before rounds are charged.
             simulation = _measuring(simulation, metrics, used)
         rows, ballots = _answered(simulation, _question(message, request, layout, w, optimizer), asked)
     content = RecordDict({ROWS: ArrayRecord({"rows": messages.as_array(rows.numpy())})})
@@ -389,7 +389,7 @@ def _simulation(
     model: nn.Module, clients: Clients, local: LocalOptimizer, loss: str | Loss | None, *, alone: bool
 ) -> Simulation:
     """A simulation of the node's clients; several clients are isolated as in a secure run."""
-    # Here, because an app's process is new for every message, and one client's training needs less of the library.
+    # Imported here, because every message starts a new process, and one client's training needs less of the library.
     from dpfedexp.algorithms import fedavg
     from dpfedexp.algorithms.round import Full
     from dpfedexp.engine.simulated import Simulation, ballots_of
@@ -409,7 +409,7 @@ def _simulation(
 
 
 def _measuring(simulation: Simulation, metrics: ClientMetrics | None, rows: Clients) -> Simulation:
-    """The same clients, prepared to measure the model on these rows."""
+    """The simulation with the metrics for an evaluation on these rows."""
     from dpfedexp.engine.prepare import scores_of
 
     if metrics is None:
@@ -424,7 +424,7 @@ def _measuring(simulation: Simulation, metrics: ClientMetrics | None, rows: Clie
 
 
 def _question(message: Message, request: NodeRequest, layout: Layout, w: Tensor, local: LocalOptimizer) -> Request:
-    """The request to the simulation of the node's clients."""
+    """The engine's request, rebuilt from the server's message for the simulation of the node's clients."""
     correction = message.content.array_records.get(messages.CORRECTION)
     pull = None if correction is None else to_flat(correction, layout, torch.float32)
     controls = None if pull is None else torch.zeros(1, len(w))
@@ -460,10 +460,10 @@ class AnnouncedLimits:
     """The limits that a run announces: its mechanism, number of rounds and clients per node.
 
     A run announces them in its configuration (`context.run_config`), which Flower fixes when the run is created, or in its first
-    request where that has no sections of this library's. Later requests may not be of another kind of mechanism, cost more, clip at
-    a larger radius (unless the clip is adaptive), ask for more clients of a node, or be more than the announced number of
-    rounds: a repeated round is charged again. Updates without clip and noise leave the node only if the configuration itself
-    announces an algorithm without privacy. Kept in `context.state`, it binds one run; messages that come at once are counted once.
+    request if the configuration has no sections of this library. Later requests must not have another kind of mechanism, a higher
+    cost, a larger clip (unless the clip is adaptive) or more clients of a node, and their number is at most the announced number
+    of rounds: a repeated round is charged again. Updates without clip and noise leave the node only if the configuration announces
+    an algorithm without privacy. The limits are kept in `context.state`, for one run; simultaneous messages may be counted once.
     """
 
     mechanism: Mechanism
@@ -475,7 +475,7 @@ class AnnouncedLimits:
 
     @staticmethod
     def of_run(run_config: Mapping[str, Any], dimension: int) -> AnnouncedLimits | None:
-        """The limits that the configuration announces; None for a configuration without sections of this library."""
+        """The limits in a run's configuration; None for a configuration without sections of this library."""
         return _announced(tuple(run_config.items()), dimension)
 
     @staticmethod
@@ -488,13 +488,13 @@ class AnnouncedLimits:
         return AnnouncedLimits(request.mechanism, request.rounds, request.clients_per_node)
 
     def answers(self, purpose: str) -> int:
-        """How often a node answers a request for this purpose."""
+        """The number of times that a node answers a request for this purpose."""
         if purpose == SCALE:
             return 0 if self.probe is None else len(self.probe.scale_rounds)
         return {UPDATE: self.rounds, EVALUATION: self.evaluations}.get(purpose, 1)
 
     def check(self, request: NodeRequest) -> None:
-        """Raises `Refused` if the request asks for more than this."""
+        """Raise `Refused` if the request exceeds these limits."""
         promised = self.mechanism
         if request.purpose == EVALUATION:
             if self.evaluation is None:
@@ -526,7 +526,7 @@ class AnnouncedLimits:
 
 @lru_cache(maxsize=16)
 def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> AnnouncedLimits | None:
-    """Calibrating the noise of a sampled round takes seconds, and in Flower's simulation one process is many nodes."""
+    """The limits of a configuration, cached: calibration takes seconds, and Flower's simulation has many nodes per process."""
     try:
         federation, settings = read_settings(dict(run_config))
         algorithm, participation = settings.build_algorithm(), settings.build_participation()
@@ -542,8 +542,8 @@ def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Annou
 
 
 def admit_announced(request: NodeRequest, context: Context, dimension: int) -> None:
-    """Returns when the request is within what its run announced, and counts the answer; raises `Refused` otherwise."""
-    # By run: Flower hands the state of one run to the next of the same series.
+    """Count an answer if the request is within the limits that its run announced; raise `Refused` otherwise."""
+    # Keyed by run: Flower passes the state of one run to the next run of the same series.
     name = f"{_ANNOUNCED_LIMITS}.{context.run_id}"
     kept: dict[str, Any] = dict(context.state.config_records.get(name) or {})
     if kept.get("dimension", dimension) != dimension:

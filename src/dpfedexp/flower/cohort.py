@@ -1,8 +1,8 @@
-"""Clients behind Flower's messages: who is asked, requests that go out with a deadline, replies that are checked and added up.
+"""Clients behind Flower's messages: choose nodes, send requests with a deadline, check replies and add them up.
 
-`Participants` are the nodes of a run. `FlowerCohort` is asked by the engine and decides nothing about privacy. `TwoPartyCohort` is
-the same where a second aggregator, the helper, makes the sums too: a reply is then a row under a mask that the server can't take
-off, and between the charge and the release the helper is asked for the sum of masks.
+`Participants` are the nodes of a run. `FlowerCohort` answers the engine's requests and decides nothing about privacy. In
+`TwoPartyCohort` a second aggregator, the helper, is needed for the sums: a reply is a row under a mask that the server can't
+remove, and between the charge and the release the server asks the helper for the sum of masks.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _log = logging.getLogger("flwr")
 class Participants:
     """The nodes that take part in a run.
 
-    Formal guarantee: a node that comes changes nothing but its own contribution. Under add-remove adjacency every connected node
-    may be asked; otherwise there is a fixed number of participants, and a node that became one stays one.
+    Formal guarantee: a node that joins changes nothing but its own contribution. Under add-remove adjacency every connected node
+    may be asked. Otherwise the number of participants is fixed, and a participant stays one.
 
     Attributes:
-        count: how many nodes the run has, a public number.
-        min_reply_fraction: the fraction of them that must be there for a round to begin.
-        timeout: seconds to wait for them.
+        count: the public number of nodes of the run.
+        min_reply_fraction: the fraction of the nodes that must be connected for a round to begin.
+        timeout: seconds to wait for nodes.
         open_to_all: whether every connected node takes part, as under add-remove adjacency.
         replace_missing_nodes: whether connected nodes replace missing ones when the run is resumed.
-        nodes: those that take part, in the order in which they joined.
-        allowed: the only nodes that may be asked, sorted; None where any node that is connected may.
+        nodes: the participants, in the order in which they joined.
+        allowed: the only nodes that may be asked, sorted; None for any connected node.
     """
 
     count: int
@@ -64,7 +64,7 @@ class Participants:
     _begun: bool = False
 
     def allow(self, nodes: tuple[int, ...]) -> None:
-        """Makes these nodes the participants, and no others."""
+        """Make these nodes the only participants."""
         require(
             len(nodes) == self.count,
             f"the list of nodes names {len(nodes)}, and the run has {self.count} (clients divided by clients_per_node).",
@@ -76,7 +76,7 @@ class Participants:
         self.allowed = nodes
 
     def nodes_of_round(self, grid: Grid) -> list[int]:
-        """Who can be asked: all that are connected where the run is open, otherwise the participants that are connected.
+        """The nodes that can be asked: all connected nodes if the run is open to all, else the connected participants.
 
         An absent node counts as a missing reply. Only the first round waits for all nodes.
         """
@@ -109,13 +109,13 @@ class Participants:
 
 
 def participants_after(connected: Sequence[int], bound: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Who takes part in the run, in the order in which they joined.
+    """The participants of the run, in the order in which they joined.
 
-    A participant stays one whether or not it is connected now, so that a node that comes later never changes what another
-    contributes. Where there are fewer than `count`, the connected nodes with the lowest ids join.
+    A participant stays one even while it is disconnected, so that a node that joins later never changes the contribution of
+    another. If there are fewer than `count` participants, the connected nodes with the lowest ids join.
 
-    A SuperNode with a key of its own has the same id after any restart. Without one it is another node after a restart, and the
-    old one stays missing until the run is resumed with `replace_missing_nodes`.
+    A SuperNode with its own key has the same id after a restart. Without a key it is a new node after a restart, and the old node
+    stays missing until the run is resumed with `replace_missing_nodes`.
     """
     free = [node for node in sorted(connected) if node not in bound]
     return (*bound, *free[: max(0, count - len(bound))])
@@ -129,9 +129,9 @@ def wait_for_nodes(
     participants: Callable[[Sequence[int]], tuple[int, ...]],
     secret: bool = False,
 ) -> list[int]:
-    """Ids of connected participants, sorted: as soon as `wanted` are there, or at the deadline if `needed` are.
+    """Wait for participants and return their sorted ids: once `wanted` are connected, or at the deadline if `needed` are.
 
-    Neither log nor error says how many there are where that is `secret`.
+    If `secret`, neither log nor error says how many nodes are connected.
     """
     deadline = time.monotonic() + seconds
     told = False
@@ -162,7 +162,7 @@ def wait_for_nodes(
 
 
 def choose(nodes: Sequence[int], clients_per_node: int, sampling: Sampling) -> dict[int, tuple[int, ...]]:
-    """The clients of one round, by node: all of its clients, or each on its own with probability `rate`, from system entropy."""
+    """The clients of one round, by node: all clients, or each client with probability `rate`, drawn from system entropy."""
     if sampling.kind == "full":
         return {node: tuple(range(clients_per_node)) for node in nodes}
     entropy = secrets.SystemRandom()
@@ -171,7 +171,7 @@ def choose(nodes: Sequence[int], clients_per_node: int, sampling: Sampling) -> d
 
 
 def exchange(grid: Grid, messages: Sequence[Message], seconds: float, poll: float = 0.5) -> list[Message]:
-    """Replies that arrive before the deadline. One that can't even be read is left out, so that no client can stop the server."""
+    """Send messages; return the replies before the deadline. Unreadable ones are skipped: no client can stop the server."""
     if not messages:
         return []
     waiting = {key for key in grid.push_messages(messages) if key}
@@ -187,7 +187,7 @@ def exchange(grid: Grid, messages: Sequence[Message], seconds: float, poll: floa
 
 
 def _pull(grid: Grid, waiting: set[str]) -> list[Message]:
-    """The replies that are there; one by one where together they can't be read."""
+    """The replies that have arrived; pulled one by one if they can't be read together."""
     try:
         return list(grid.pull_messages(list(waiting)))
     except Exception as error:
@@ -213,7 +213,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ReplyCounts:
-    """Counts of a round's replies; missing ones follow from the messages sent, because Flower does not report them."""
+    """Counts of a round's replies. Flower does not report missing replies, so they are computed from the number sent."""
 
     asked: int
     valid: int
@@ -230,9 +230,9 @@ def read_replies(
     *,
     name_nodes: bool,
 ) -> tuple[dict[int, T], int]:
-    """What `read` makes of the first reply of every node that was asked, by node, and how many clients' were refused.
+    """Apply `read` to the first reply of every node that was asked; return the results by node, and the number of refused clients.
 
-    `read` raises `InputError` for a reply that is not as it must be. `name_nodes` says whether the log may name nodes.
+    `read` raises `InputError` for a malformed reply. `name_nodes` says whether the log may name nodes.
     """
     found: dict[int, T] = {}
     waiting, refused = dict(sent), 0
@@ -245,7 +245,7 @@ def read_replies(
             require(not reply.has_error(), reason_of(reply))
             found[node] = read(reply, request)
         except Exception as error:
-            # Whatever else a client made fail must not stop the server, and its text may hold anything.
+            # No error that a client causes may stop the server, and its text may hold anything.
             reason = str(error) if isinstance(error, InputError) else "it can't be read"
             refused += request.size
             if name_nodes:
@@ -254,7 +254,7 @@ def read_replies(
 
 
 def reason_of(reply: Message) -> str:
-    """Only this library's own refusals are shown: any other text could hold something about the client's data."""
+    """The reason in an error reply, if this library wrote it; any other text could hold something about the client's data."""
     reason = (reply.error.reason or "") if reply.has_error() else ""
     if not reason.startswith(wire.REFUSAL):
         return "it is an error"
@@ -263,20 +263,20 @@ def reason_of(reply: Message) -> str:
 
 @dataclass
 class FlowerCohort(Cohort):
-    """The nodes that are connected to a SuperLink.
+    """The nodes connected to a SuperLink, as the engine's cohort.
 
     Attributes:
-        grid: Flower's connection to them.
-        layout: of the model's arrays.
-        participants: who may be asked.
+        grid: Flower's connection to the nodes.
+        layout: the layout of the model's arrays.
+        participants: the nodes that may be asked.
         clients: the public number of clients.
-        sampling: who of them takes part in a round.
-        rounds: how many rounds the run has.
-        min_reply_fraction: the fraction of the clients asked that must answer well.
-        timeout: seconds that a round waits for replies.
-        clients_per_node: how many clients a node answers for.
+        sampling: how the clients of a round are sampled.
+        rounds: the number of rounds of the run.
+        min_reply_fraction: the fraction of the asked clients whose answers must be valid.
+        timeout: seconds to wait for replies in a round.
+        clients_per_node: the number of clients of each node.
         tau_eta_l: τη_l for SCAFFOLD.
-        config: goes to the app's function with every message.
+        config: configuration for the app's function, sent with every message.
     """
 
     is_remote = True
@@ -295,7 +295,7 @@ class FlowerCohort(Cohort):
     config: ConfigRecord = field(default_factory=ConfigRecord)
 
     def to_checkpoint(self) -> dict[str, Any]:
-        """The nodes that take part; none under add-remove adjacency, which hides who takes part."""
+        """The participants; empty under add-remove adjacency, which hides who takes part."""
         return {"nodes": list(self.participants.nodes), "rounds": self.rounds}
 
     def from_checkpoint(self, facts: Mapping[str, Any]) -> None:
@@ -320,7 +320,7 @@ class FlowerCohort(Cohort):
         return Answer(sums, self._shown(mechanism, counts))
 
     def _width(self, request: Request) -> int:
-        """How long the vector of a report is."""
+        """The length of a report's vector."""
         return bin_count(request.purpose) or request.mechanism.width(self.layout.dimension)
 
     def _shown(self, mechanism: Mechanism, counts: ReplyCounts) -> dict[str, int]:
@@ -359,7 +359,7 @@ class FlowerCohort(Cohort):
         return [Message(one, node, "train", group_id=group, ttl=self.timeout) for node, one in contents.items()]
 
     def _check_replies(self, request: Request, counts: ReplyCounts) -> None:
-        """Raises `RoundFailed` where fewer than `min_reply_fraction` answered well.
+        """Raise `RoundFailed` if fewer than `min_reply_fraction` of the answers are valid.
 
         Dropouts never weaken the guarantee, but with too few replies the update is mostly noise.
         """
@@ -374,7 +374,7 @@ class FlowerCohort(Cohort):
         raise RoundFailed(f"{_named(request)} failed: {why}. {cost} Resume to try it again.")
 
     def _needed(self, asked: int) -> tuple[int, int]:
-        """Of how many clients `min_reply_fraction` is a fraction, and how many that is."""
+        """The number of clients to which `min_reply_fraction` applies, and the number of valid answers needed."""
         of = self.clients if self.sampling.kind == "full" else asked
         return of, math.ceil(self.min_reply_fraction * of)
 
@@ -389,14 +389,14 @@ def _named(request: Request) -> str:
 class TwoPartyCohort(FlowerCohort):
     """`FlowerCohort` for the mechanisms "two-party" and "two-party-one-sided".
 
-    Formal guarantee: the server holds rows under masks, and their sum with the helper's noise; it adds noise of its own before
-    anything leaves. Which node is the helper is found by asking the connected nodes; that a node's seeds are for the helper that
-    its site trusts is the site's doing. A round is charged before the helper is asked, so one that the helper refuses is paid for.
+    Formal guarantee: the server holds masked rows, and their sum with the helper's noise; it adds its own noise before anything is
+    released. The server finds the helper by asking the connected nodes; each site encrypts its seed for the helper that it trusts.
+    A round is charged before the helper is asked, so a round that the helper refuses is charged too.
     """
 
     noise: Callable[[], Noise] = field(kw_only=True)
     helper: int | None = None
-    """The helper's node, once it is known."""
+    """The helper's node id, once known."""
 
     def answer(self, request: Request) -> Answer:
         mechanism = _masking(request.mechanism)
@@ -411,7 +411,7 @@ class TwoPartyCohort(FlowerCohort):
         )
         counts = ReplyCounts(len(sent), len(received), refused)
         self._check_replies(request, counts)
-        # Flower's id of the run, which clients and helper know from their own nodes.
+        # Flower's id of the run; clients and helper get it from their own SuperNodes.
         run = str(messages[0].metadata.run_id) if messages else ""
         shown = dict(self._shown(mechanism, counts))
         zero = Sums.zero(self._width(request), votes=len(mechanism.votes))
@@ -432,7 +432,7 @@ class TwoPartyCohort(FlowerCohort):
         return Answer(replace(zero, count=len(received)), shown, release=release)
 
     def _find_helper(self) -> int:
-        """Ask every connected node whether it is a helper, until one says so. A client of the run's list can't be one."""
+        """Ask all connected nodes, except those on the run's list, whether they are a helper; return the first one's id."""
         deadline, answered = time.monotonic() + self.participants.timeout, set(self.participants.allowed or ())
         while True:
             new = [node for node in sorted(self.grid.get_node_ids()) if node not in answered]
@@ -454,7 +454,7 @@ class TwoPartyCohort(FlowerCohort):
     def _ask_helper(
         self, request: Request, round_: RoundBinding, received: dict[int, MaskedRow], needed: int
     ) -> tuple[dict[int, MaskedRow], Words]:
-        """The rows whose seeds the helper can open, and its answer for them: a client may have sent a bad seed."""
+        """Ask the helper for the sum of masks; return the rows whose seeds it can open (bad seeds are dropped), and its answer."""
         while True:
             seeds = [(node, one.sealed) for node, one in sorted(received.items())]
             reply = self._exchange(request, round_, seeds)
@@ -511,7 +511,7 @@ class _GridWithoutHelper:
 
 
 def read_masked(reply: Message, request: NodeRequest, columns: int) -> MaskedRow:
-    """A client's masked row and sealed seed. Raises `InputError` with the reason if any part of the reply is not as it must be."""
+    """The masked row and the sealed seed of a reply. Raises `InputError` with the reason if any part of the reply is malformed."""
     sent, fields = wire.read_parts(reply, request)
     seed = fields.get("seed")
     if not isinstance(seed, bytes) or len(seed) != SEALED_BYTES:
@@ -520,7 +520,7 @@ def read_masked(reply: Message, request: NodeRequest, columns: int) -> MaskedRow
 
 
 def read_answer(reply: Message, round_: RoundBinding, digest: str) -> Words:
-    """The helper's sum, if it is for this round and this set of clients."""
+    """The helper's sum of masks. Raises `RoundFailed` if it is for another round or another set of clients."""
     try:
         arrays, fields = reply.content.array_records.get(wire.REPORT), reply.content.config_records.get(wire.HELPER)
         if arrays is None or fields is None or set(arrays) != {"vector"}:

@@ -1,10 +1,10 @@
-"""The guard: limits set by a node's operator, and the ledger of what was spent under them.
+"""The guard: limits set by a node's operator, and the ledger of charges under these limits.
 
-    guard.toml                    the limits, and the id by which the guard is known wherever it lies
-    guard.ledger.jsonl (+ .head)  what was charged; its first line has the same id
-    guard.anchor.json             how many charges the ledger held when it was last used, and the hash of the last one
+    guard.toml                    the limits, and the guard's id, which stays the same if the file moves
+    guard.ledger.jsonl (+ .head)  the charges; the first line has the same id
+    guard.anchor.json             the ledger's number of charges at its last use, and the hash of the last one
 
-The file lies beside the node, and the server and the uploaded app have no say in it:
+The file is on the node; the server and the uploaded app can't change it:
 
     max_epsilon_per_round = 4.0
     max_epsilon_total = 20.0
@@ -13,23 +13,23 @@ The file lies beside the node, and the server and the uploaded app have no say i
     max_clip = 1.0
     helper_key = "…"             # with two-party aggregation: the public key of the helper that this site trusts
     apps = ["9f2c…"]             # for `dpfedexp node`: hashes of the apps that may run here
-    overrides = []               # for `dpfedexp node`: the settings that a run may override (`-c`); all of them where it is missing
+    overrides = []               # for `dpfedexp node`: the settings that a run may override (`-c`); all settings if missing
     answer_failures = false      # for `dpfedexp node`: true answers an app's failure with a charged report of zero
-    id = "ward 7"                # by which guard and ledger are known; drawn and written here at the first use where it is missing
+    id = "ward 7"                # the id of guard and ledger; if missing, drawn at random and written here at the first use
 
-Its path comes from the node's own configuration (`--node-config 'dpfedexp-guard="…"'`) or environment (DPFEDEXP_GUARD), never from
-a message. A guard file belongs to one holder of data: SuperNodes that share it are charged as one. The file of a helper of
-two-party aggregation (`HelperFile`) has the same limits, and its ledger is kept in the same way.
+The file's path comes from the node's own configuration (`--node-config 'dpfedexp-guard="…"'`) or environment (DPFEDEXP_GUARD),
+never from a message. A guard file belongs to one data holder: SuperNodes that share it share one budget. The file of a helper of
+two-party aggregation (`HelperFile`) has the same limits and the same kind of ledger.
 
-Formal guarantee: everything that was sent under this file, to whichever runs, is within `max_epsilon_total` for the replacement of
-all of the holder's data. An answer is charged before it exists, at full price, as if it had been sure to take part, and for what
-the data can do to it: a node that answers for k clients of a node moves a central sum k times as far, and sends k local reports.
+Formal guarantee: everything sent under this file, to all runs, is within `max_epsilon_total` for the replacement of all of the
+holder's data. An answer is charged before it exists, without amplification by sampling, and for the influence of the holder's
+data: a node with k clients moves a central sum k times as far, or sends k local reports.
 
-What was spent is kept over all runs and restarts, and never silently begun anew. The anchor is written, durably, after the charge
-and before the answer exists; a ledger behind its anchor, missing beside it, or of another id is refused. A guard file that was
-renamed finds its ledger by the id; one that was copied or moved without it is refused. All files may be put back together, so the
-user's state folder (`dpfedexp.engine.private_folder`) has two more anchors, named by the id and by the ledger's place. The first is
-locked while a ledger of this id is in use: of two copies, the one that is behind is refused.
+Charges are kept over all runs and restarts, and never reset silently. The anchor is written and synced after the charge and before
+the answer exists. A ledger that is behind its anchor, missing beside its anchor, or of another id is refused. A renamed guard file
+finds its ledger by the id; a guard file that was copied or moved without its ledger is refused. All these files may be rolled back
+together, so the user's state folder (`dpfedexp.engine.private_folder`) has two more anchors, named by the id and by the ledger's
+path. The anchor of the id is locked while its ledger is in use: of two copies, the older one is refused.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ HELPER_KEY, HELPER_VARIABLE = "dpfedexp-helper", "DPFEDEXP_HELPER"
 NUMBERS = ("max_epsilon_per_round", "max_epsilon_total", "delta", "max_clip")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _DRAWN = re.compile(r"[0-9a-f]{16}")
-"""Ids of this form are drawn when the ledger is created, so a guard file that has one has been used."""
+"""Ids of this form are drawn when the ledger is created, so a guard file with such an id has been used."""
 _LEDGER, _ANCHOR, _LOCK = ".ledger.jsonl", ".anchor.json", ".lock"
 _LARGEST_HEADER = 64 * 1024
 _LOGS = {"node": "the node's", "helper": "its"}
 
 
 class Refused(InputError):
-    """A node refuses a request. The message holds nothing about its data.
+    """Raised when a node refuses a request. The message holds nothing about the node's data.
 
-    `shown` is what the server is told, where the message itself would tell it of other runs or of the node's files. How much a
-    node has spent elsewhere says how often it was drawn there, which is secret under sampling.
+    `shown` is the text for the server, if the message itself would tell about other runs or the node's files. What a node has
+    spent elsewhere shows how often it was drawn there, which is secret under sampling.
     """
 
     def __init__(self, reason: str, shown: str | None = None) -> None:
@@ -86,13 +86,13 @@ class Refused(InputError):
 
 
 def node_charge(mechanism: Mechanism, clients: int) -> tuple[Event, int]:
-    """The event that a node's answer for `clients` clients is charged with, and how often; the node knows that it was asked."""
+    """The event of a node's answer for `clients` clients, and how often it is charged. Sampling does not lower the charge."""
     require(clients >= 1, f"the number of clients is {clients}; it must be a positive whole number.")
     return mechanism.client_event().for_clients(clients)
 
 
 def total(charges: Charges, delta: float) -> float:
-    """ε of everything that a node answered, against an observer of all of it; rounds of all settings compose as local ones."""
+    """ε of all of a node's answers, against an observer who sees all of them; rounds of all settings compose as local rounds."""
 
     def observed(event: Event) -> Event:
         return event if isinstance(event, NonPrivateEvent) else replace(event.unsampled(), setting="local")
@@ -101,9 +101,9 @@ def total(charges: Charges, delta: float) -> float:
 
 
 def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The settings of a guard's or a helper's file but its id, with the limits that every such file has checked.
+    """Read a guard's or a helper's file and check the limits that both have; return all settings except the id.
 
-    Beside the limits it must have the settings `needed`, and may have those in `optional`.
+    `needed` are further settings that the file must have, and `optional` those that it may have.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -125,15 +125,15 @@ def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: t
     require(isinstance(values["mechanisms"], list), f"{what}: mechanisms must be a list of names.")
     for name in values["mechanisms"]:
         check_name(name, f"{what}: mechanism")
-    name = values.pop("id", "unset")  # read where the ledger is opened
+    name = values.pop("id", "unset")  # `GuardFiles` reads it
     good = isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100
     require(good, f"{what}: id is {name!r}; it must be a name of 1 to 100 characters that no other {what} has.")
     return {**values, "mechanisms": tuple(values["mechanisms"])}
 
 
 def _file_of(node_config: Mapping[str, Any], environment: Mapping[str, str], variable: str, key: str) -> Path | None:
-    """The file that the operator has named, None where there is none."""
-    # The environment first: a node's configuration reaches the app in an object that the app can write to.
+    """The path of the file that the operator has named; None without one."""
+    # The environment comes first, because the app can write to the object with the node's configuration.
     path = environment.get(variable, node_config.get(key))
     named = path is None or str(path).strip()
     require(bool(named), f"{variable} or {key} is empty; it must name a file, or not be set.")
@@ -142,7 +142,7 @@ def _file_of(node_config: Mapping[str, Any], environment: Mapping[str, str], var
 
 @dataclass(frozen=True)
 class Limits:
-    """What the file of a node, or of a helper of two-party aggregation, allows, and the ledger beside it."""
+    """The limits in the file of a node, or of a helper of two-party aggregation, and the ledger beside the file."""
 
     path: Path
     max_epsilon_per_round: float
@@ -158,7 +158,7 @@ class Limits:
         return GuardFiles.of(self.path).ledger
 
     def check_mechanism(self, mechanism: Mechanism) -> None:
-        """Raises `Refused` for a mechanism or a clip beyond the file's."""
+        """Raise `Refused` for a mechanism that the file does not list, or a clip above `max_clip`."""
         kind, allowed = mechanism.kind, ", ".join(self.mechanisms) or "none"
         if kind not in self.mechanisms:
             raise Refused(f"mechanism {kind!r} is not allowed here; allowed: {allowed}.")
@@ -167,7 +167,7 @@ class Limits:
             raise Refused(f"clip {mechanism.clip:g} is above this {self.whose}'s max_clip of {self.max_clip:g}.")
 
     def check_round(self, charges: Charges) -> None:
-        """Raises `Refused` where one round's charges are beyond the limit of a round."""
+        """Raise `Refused` if the charges of one round exceed `max_epsilon_per_round`."""
         epsilon = total(charges, self.delta)
         if not epsilon <= self.max_epsilon_per_round:
             raise Refused(
@@ -176,7 +176,7 @@ class Limits:
             )
 
     def check_total(self, charges: Charges) -> None:
-        """Raises `Refused` where all charges together are beyond the limit; the server is not told how far they are."""
+        """Raise `Refused` if all charges together exceed `max_epsilon_total`; the server is not told by how much."""
         epsilon = total(charges, self.delta)
         if not epsilon <= self.max_epsilon_total:
             raise Refused(
@@ -187,7 +187,7 @@ class Limits:
 
     @contextlib.contextmanager
     def open_ledger(self) -> Iterator[Ledger]:
-        """The ledger for one answer; `Refused` where it can't be used, with the reason for the operator alone."""
+        """Open the ledger for one answer; raises `Refused` if it can't be used, with the reason only in the operator's log."""
         try:
             with guard_ledger(self.path) as ledger:
                 yield ledger
@@ -211,13 +211,13 @@ class Guard(Limits):
     @staticmethod
     @checked
     def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Guard | None:
-        """The guard that the operator has set for this node, None if there is none."""
+        """The guard that the operator has set for this node; None without one."""
         path = _file_of(node_config, environment, VARIABLE, NODE_KEY)
         return None if path is None else Guard.load(path)
 
     @staticmethod
     def load(path: Path | str) -> Guard:
-        """The limits in a guard file; a sentence if it can't be read or does not state all of them."""
+        """Load a guard file; raises `InputError` if it can't be read or lacks a limit."""
         path = Path(path)
         values = read_limits(path, "guard", optional=("helper_key", "apps", "overrides", "answer_failures"))
         if "helper_key" in values:
@@ -237,16 +237,16 @@ class Guard(Limits):
         return Guard(path, **{**values, "apps": tuple(apps), "overrides": names})
 
     def admit(self, request: NodeRequest, *, run: str = "", app: str = "", charge: bool = True) -> None:
-        """Returns when the answer is within every limit and charged on disk; raises `Refused` otherwise.
+        """Charge an answer on disk if it is within every limit; raise `Refused` otherwise.
 
-        The limit per round is for all answers to one round of one run, whichever of the node's clients they were asked for. The
-        ledger's line has Flower's id of the run and the app's hash. `charge=False` only looks whether it would be admitted.
+        The limit per round covers all answers to one round of one run, for any of the node's clients. The ledger's line has
+        Flower's id of the run and the app's hash. With `charge=False` the limits are only checked.
         """
         self.check_mechanism(request.mechanism)
         event, count = node_charge(request.mechanism, request.size)
         self.check_round([(event, count)])
         with self.open_ledger() as ledger:
-            # Votes before the first round share its number; each question has a limit of its own, as a round has.
+            # Votes before the first round share its number; the limit per round applies to each question separately.
             asked = (run, request.round, event.question)
             earlier = [e.event for e in ledger.entries if (e.run, e.round, e.event.question) == asked]
             event = event.charge_after(earlier)
@@ -260,8 +260,8 @@ class Guard(Limits):
 class HelperFile(Limits):
     """The limits of a helper of two-party aggregation.
 
-    Formal guarantee: all answers under this file together are within `max_epsilon_total` for every client, whichever runs asked and
-    whichever of them the client was in.
+    Formal guarantee: all answers under this file together are within `max_epsilon_total` for every client, for all runs, whichever
+    of them the client was in.
     """
 
     private_key: Path
@@ -272,13 +272,13 @@ class HelperFile(Limits):
 
     @staticmethod
     def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> HelperFile | None:
-        """The file of a node that is a helper, None on any other node."""
+        """The helper's file of this node; None on a node that is not a helper."""
         path = _file_of(node_config, environment, HELPER_VARIABLE, HELPER_KEY)
         return None if path is None else HelperFile.load(path)
 
     @staticmethod
     def load(path: Path | str) -> HelperFile:
-        """The limits in a helper's file; a sentence if it can't be read or does not state all of them."""
+        """Load a helper's file; raises `InputError` if it can't be read or lacks a limit."""
         path = Path(path)
         values = read_limits(path, "helper", ("private_key", "min_clients"), ("max_columns",))
         fewest = values["min_clients"]
@@ -297,18 +297,18 @@ class HelperFile(Limits):
         return Helper(PrivateKey.load(self.private_key), self.min_clients, self.admit, noise)
 
     def admit(self, round_: RoundBinding, mechanism: TwoPartyGaussian) -> None:
-        """Returns when the answer is the first to its round and nonce, within every limit, and charged on disk."""
+        """Charge an answer on disk if it is the first for its round and nonce and within every limit; raise `Refused` otherwise."""
         self.check_mechanism(mechanism)
         question = mechanism.question
         if question not in ((RATE, CLIP) if round_.number == 0 else ("", EVALUATION, SCALE)):
             raise Refused("only a vote on the local rate or on the first clip comes before the first round.")
         if round_.columns > self.max_columns:
             raise Refused(f"a row has {round_.columns} numbers, above this helper's max_columns of {self.max_columns}.")
-        # For a client that is in every set: the helper sees who takes part, so sampling does not amplify.
+        # Priced for a client in every round: the helper sees who takes part, so sampling does not amplify.
         event = mechanism.client_event()
         self.check_round([(event, 1)])
         with self.open_ledger() as ledger:
-            # Votes before the first round share its number, and an evaluation has that of the round before it; each is asked once.
+            # Votes before the first round share number 0, and an evaluation has the number of its round; each is answered once.
             own = [(e.round, e.event.question) for e in ledger.entries if e.run == round_.run]
             later = [n for n, asked in own if n > round_.number or (n == round_.number and question in ("", asked))]
             if later:
@@ -328,7 +328,7 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class GuardFiles:
-    """A guard file, its ledger, which need not exist, and the id of both, None before the first use; `stated` in the guard file."""
+    """A guard file, its ledger (may not exist), and their id, None before the first use. `stated`: the guard file has an id."""
 
     guard: Path
     ledger: Path
@@ -337,7 +337,7 @@ class GuardFiles:
 
     @staticmethod
     def of(guard: Path) -> GuardFiles:
-        """By the guard file's name, or by its id where it was renamed. Raises `LedgerError` where the two contradict."""
+        """Find the ledger by the guard file's name, or by id if it was renamed. Raises `LedgerError` if the ids differ."""
         stated = _stated_id(guard)
         path = guard.with_name(guard.stem + _LEDGER)
         if path.exists():
@@ -355,7 +355,7 @@ class GuardFiles:
 
     @property
     def files(self) -> list[Path]:
-        """What there is of the ledger, its head, its anchor and the guard's lock."""
+        """The existing files of the ledger: ledger, head, anchor and the guard's lock."""
         lock = self.guard.with_name(self.guard.stem + _LOCK)
         return [path for path in (self.ledger, head_path(self.ledger), self.anchor, lock) if path.exists()]
 
@@ -366,9 +366,9 @@ class GuardFiles:
 
 @contextlib.contextmanager
 def guard_ledger(guard: Path) -> Iterator[Ledger]:
-    """The ledger of a guard file, for one message at a time: two runs on one node must not both pass the same check.
+    """Open the ledger of a guard file for one message at a time: two runs on one node must not both pass the same check.
 
-    Its anchors have caught up with it when the context ends without an error.
+    The anchors are moved when the context ends without an error.
     """
     with _locked(guard.with_name(guard.stem + _LOCK)):
         files = GuardFiles.of(guard)
@@ -376,7 +376,7 @@ def guard_ledger(guard: Path) -> Iterator[Ledger]:
         outside = _outside(name)
         outside.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(outside.path.with_suffix(_LOCK)):
-            # Once more: a copy beside this guard may have begun the ledger meanwhile.
+            # Read again: a copy of this guard file may have created the ledger meanwhile.
             files = GuardFiles.of(guard)
             with _open(files, name) as ledger:
                 seen, before = _seen(outside), ledger.mark()
@@ -386,7 +386,7 @@ def guard_ledger(guard: Path) -> Iterator[Ledger]:
 
 
 def read_ledger(files: GuardFiles) -> Ledger | None:
-    """The ledger for reading, None before the first use. Raises `LedgerError` where the node would refuse it."""
+    """The ledger for reading; None before the first use. Raises `LedgerError` if the node would refuse the ledger."""
     if not files.ledger.exists():
         _check_missing(files)
         return None
@@ -408,7 +408,7 @@ def _open(files: GuardFiles, name: str) -> Ledger:
             if not files.stated:
                 _write_id(files.guard, name)
         except OSError as error:
-            if new:  # otherwise the ledger beside it has the id
+            if new:  # an existing ledger has the id in its first line
                 ledger.close()
                 for path in (files.ledger, head_path(files.ledger)):
                     path.unlink(missing_ok=True)
@@ -427,7 +427,7 @@ def _open(files: GuardFiles, name: str) -> Ledger:
 
 
 def _check_missing(files: GuardFiles) -> None:
-    """Raises `LedgerError` if there was a ledger where none is."""
+    """Raise `LedgerError` if traces show that a missing ledger existed before."""
     traces = [p.name for p in (files.anchor, head_path(files.ledger)) if p.exists()]
     if traces:
         raise LedgerError(
@@ -448,7 +448,7 @@ def _check_missing(files: GuardFiles) -> None:
 
 
 def _check_marks(files: GuardFiles, ledger: Ledger) -> LedgerMark | None:
-    """The mark in the anchor. Raises `LedgerError` if the ledger is not the newest one that this user knows of."""
+    """Return the mark in the anchor. Raises `LedgerError` if the ledger is not the newest copy known to this user."""
     mark, path, anchor = _read(files.anchor), files.ledger, files.anchor
     if mark is None and len(ledger):
         raise LedgerError(
@@ -477,7 +477,7 @@ def _check_marks(files: GuardFiles, ledger: Ledger) -> LedgerMark | None:
 
 
 def _check_place(files: GuardFiles, ledger: Ledger | None) -> None:
-    """Whatever ledger was charged at this place before is this one; None stands for no ledger at all."""
+    """Raise `LedgerError` if another ledger was charged at this path before; `ledger` is None where there is no ledger."""
     outside = _outside(files.ledger)
     known = _seen(outside)
     if known is not None and known.count and (ledger is None or not ledger.holds(known)):
@@ -489,7 +489,7 @@ def _check_place(files: GuardFiles, ledger: Ledger | None) -> None:
 
 
 def _remember(files: GuardFiles, outside: SharedAnchor, seen: LedgerMark | None, ledger: Ledger) -> None:
-    """Moves the anchors to where the ledger stands, if the one of the id is still where it was read."""
+    """Move the anchors to the ledger's mark, if the anchor of the id still has the mark that was read before."""
     if _seen(outside) != seen:
         raise LedgerError(
             f"{str(outside.path)!r} was changed while {files.ledger.name} was in use; nothing is answered."
@@ -501,7 +501,7 @@ def _remember(files: GuardFiles, outside: SharedAnchor, seen: LedgerMark | None,
 
 
 def _outside(name: str | Path) -> SharedAnchor:
-    """The anchor of an id, or of the place where a ledger lies, in the user's state folder."""
+    """The anchor in the user's state folder for an id, or for the path of a ledger."""
     if isinstance(name, Path):
         known = b"dpfedexp ledger at\0" + os.fsencode(name.resolve())
     else:
@@ -530,7 +530,7 @@ def _read(anchor: Path) -> LedgerMark | None:
 
 
 def _stated_id(guard: Path) -> str | None:
-    """The id in a guard file."""
+    """The id in a guard file; None without one."""
     try:
         found = tomllib.loads(guard.read_text(encoding="utf-8")).get("id")
     except (OSError, ValueError) as error:
@@ -539,7 +539,7 @@ def _stated_id(guard: Path) -> str | None:
 
 
 def _write_id(guard: Path, name: str) -> None:
-    """In place, so that the file keeps its owner and its mode."""
+    """Append the id to the guard file, in place, so that the file keeps its owner and its mode."""
     text = guard.read_text(encoding="utf-8")
     with open(guard, "a", encoding="utf-8") as file:
         file.write("" if text.endswith("\n") else "\n")
@@ -549,7 +549,7 @@ def _write_id(guard: Path, name: str) -> None:
 
 
 def _ledger_id(path: Path) -> str | None:
-    """The id in a ledger's first line, unchecked; opening the ledger checks it."""
+    """The id in a ledger's first line, not verified (opening the ledger verifies the line); None without one."""
     try:
         with open(path, "rb") as file:
             header = json.loads(file.readline(_LARGEST_HEADER))
@@ -560,7 +560,7 @@ def _ledger_id(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """While the file is locked; others wait."""
+    """Hold an exclusive lock on a file; other processes wait."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         with contextlib.suppress(ImportError):  # advisory locks exist on POSIX only

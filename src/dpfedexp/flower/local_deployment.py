@@ -1,9 +1,9 @@
-"""A local Flower deployment for testing: SuperLink, SuperNodes, certificates and keys, started and stopped together.
+"""A local Flower deployment for testing: start and stop SuperLink, SuperNodes, certificates and keys together.
 
-The SuperLink is `dpfedexp superlink`: nodes reach a port that serves them and nothing else, and `flwr run` another one.
+The SuperLink is `dpfedexp superlink`: nodes connect to a port that serves only nodes, and `flwr run` uses another port.
 
-Nothing that is started here talks to anything outside the machine: telemetry, the update check and the installation of dependencies
-at run time are off.
+The processes connect to nothing outside the machine: telemetry, the update check and the installation of dependencies at run time
+are off.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dpfedexp.files import replace_bytes, replace_text, try_lock
 
 CONNECTION = "up"
 FOLDER = ".up"
-"""In an app's folder: the keys, logs and state of the deployment that `dpfedexp flower up` started for it."""
+"""Subfolder of an app with the keys, logs and state of the deployment of `dpfedexp flower up`."""
 _STATE = "up.json"
 _MARK = "DPFEDEXP_DEPLOYMENT"
 _GUARD = "dpfedexp-guard"
@@ -53,7 +53,7 @@ QUIET = {
 
 
 def program(name: str) -> str:
-    """A program of Flower's, beside this Python or on the path."""
+    """The path of one of Flower's programs, beside this Python or on PATH."""
     sibling = Path(sys.executable).with_name(name)
     found = str(sibling) if sibling.exists() else shutil.which(name)
     if found is None:
@@ -65,14 +65,14 @@ class Deployment:
     """A context manager that starts the deployment and stops it on exit.
 
     Args:
-        folder: keys, certificates, Flower's own home and the logs: one file per process.
+        folder: the folder for keys, certificates, FLWR_HOME and logs (one file per process).
         node_config: additions to every node's `--node-config`, such as {"dpfedexp-guard": "/path/guard.toml"}; every
-            node gets a copy of that file beside it, `guard.node<i>.toml`, and so a ledger of its own: a guard belongs
-            to one data holder.
-        of_node: additions to the configuration of single nodes, by their number.
-        enforce: the nodes are `dpfedexp node`, which needs a guard file.
-        apps: hashes of the apps that may run on nodes that enforce, where their guard file lists none.
-        host: the address that nodes connect to; one of loopback.
+            node gets its own copy of that file, `guard.node<i>.toml`, and so its own ledger: a guard belongs to one
+            data holder.
+        of_node: additions to the configuration of single nodes, by node number.
+        enforce: whether the nodes are `dpfedexp node`, which needs a guard file.
+        apps: hashes of the apps that may run on enforcing nodes whose guard file lists none.
+        host: the loopback address that nodes connect to.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Deployment:
         self.mark = uuid.uuid4().hex
         self.home = self.folder / "flwr-home"
         self.exports = {"FLWR_HOME": str(self.home), **QUIET}
-        # Flower asks every 3 seconds whether an app is to be started.
+        # Flower's default is to poll for new tasks every 3 seconds.
         self.environment = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", **os.environ, **(environment or {})}
         self.environment |= {**self.exports, _MARK: self.mark}
-        # Flower starts its helpers by name.
+        # Flower starts its subprocesses by name.
         self.environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self.superlink: subprocess.Popen[bytes] | None = None
         self.supernodes: list[subprocess.Popen[bytes]] = []
@@ -135,7 +135,7 @@ class Deployment:
         return self.folder / "nodes.pub"
 
     def start_superlink(self) -> None:
-        """The SuperLink on this deployment's ports, and Flower's connection file that points to it. State is in memory."""
+        """Start the SuperLink on this deployment's ports and write the connection file for `flwr`. Its state is in memory."""
         self._write_connection()
         options = ["--fleet", f"{self.host}:{self.port}", "--control-port", str(self.control_port)]
         if self.certificates:
@@ -148,7 +148,7 @@ class Deployment:
         self._wait_for_port(self.superlink)
 
     def start_supernode(self, index: int, key: Path | None = None) -> subprocess.Popen[bytes]:
-        """SuperNode `index`, with its registered key or another one."""
+        """Start SuperNode `index`, with its registered key or another key."""
         config = {
             "partition-id": index,
             "num-partitions": self.nodes,
@@ -185,11 +185,11 @@ class Deployment:
 
     @property
     def logs(self) -> list[str]:
-        """The names of the processes that were started; each has a log, `<name>.log`."""
+        """The names of all processes; each has a log file `<name>.log`."""
         return ["superlink", *(f"supernode{number}" for number in range(self.nodes))]
 
     def failed(self) -> str | None:
-        """The process that ended unexpectedly; None while all run."""
+        """A sentence about a process that ended unexpectedly; None while all run."""
         started = [("flower-superlink", self.superlink), *((f"supernode{i}", p) for i, p in enumerate(self.supernodes))]
         for name, process in started:
             if process is not None and process.poll() is not None:
@@ -197,7 +197,7 @@ class Deployment:
         return None
 
     def stop(self) -> None:
-        """Ask everything to end, then end it. Flower's helpers detach themselves: a mark in their environment finds them."""
+        """Terminate all processes, then kill the rest. A mark in the environment finds Flower's detached subprocesses."""
         started = [process for process in (*self.supernodes, self.superlink) if process is not None]
         for process in started:
             process.terminate()
@@ -252,7 +252,7 @@ class Deployment:
 
 @contextlib.contextmanager
 def running(deployment: Deployment) -> Iterator[None]:
-    """Starts a deployment, and stops it at the end. Meanwhile a locked file in its folder says that it is up."""
+    """Start a deployment, and stop it when the context ends. A locked file in its folder marks it as running."""
     deployment.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(deployment.folder / _STATE, "a+", encoding="utf-8") as state:
         try:
@@ -271,7 +271,7 @@ def running(deployment: Deployment) -> Iterator[None]:
 
 
 def find_running(folder: Path) -> dict[str, Any] | None:
-    """What is known of the deployment that is up with this folder; empty while it starts, None where there is none."""
+    """The facts of the deployment that runs in this folder; empty while it starts, None if none runs."""
     try:
         with open(folder / _STATE, encoding="utf-8") as state:
             try:
@@ -285,7 +285,7 @@ def find_running(folder: Path) -> dict[str, Any] | None:
 
 
 def stop_running(folder: Path, seconds: float = 60.0) -> bool:
-    """Stops the deployment that is up with this folder, and what one that was killed has left. Whether there was one."""
+    """Stop the deployment of this folder, and processes that a killed one has left; return whether there were any."""
     known = find_running(folder)
     if known is None:
         return (folder / _STATE).exists() and _stop_leftovers(folder / _STATE)
@@ -299,7 +299,7 @@ def stop_running(folder: Path, seconds: float = 60.0) -> bool:
 
 
 def _stop_leftovers(state: Path | str) -> bool:
-    """Ends the processes of a deployment whose own process was killed."""
+    """Kill the processes of a deployment whose own process was killed; return whether there were any."""
     text = Path(state).read_text(encoding="utf-8")
     left = marked(json.loads(text)["mark"]) if text else []
     for pid in left:
@@ -316,7 +316,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def marked(mark: str, name: str = _MARK) -> list[int]:
-    """Processes of one deployment, wherever they have moved to. Linux tells; elsewhere the list is empty."""
+    """Ids of a deployment's processes, found by a mark in their environment; empty where there is no /proc."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -326,7 +326,7 @@ def marked(mark: str, name: str = _MARK) -> list[int]:
 
 
 class Certificates(NamedTuple):
-    """An authority of this deployment's own, and a server certificate for loopback that it signed."""
+    """Files of this deployment's certificate authority, and of a server certificate and key for loopback."""
 
     authority: Path
     certificate: Path
@@ -334,7 +334,7 @@ class Certificates(NamedTuple):
 
 
 def make_certificates(folder: Path, host: str = "127.0.0.1") -> Certificates:
-    """For loopback, and for the address of it that nodes connect to."""
+    """Create an authority and a server certificate for 127.0.0.1, localhost and `host`."""
     authority_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     authority = _certificate("dpfedexp local authority", authority_key, None, authority_key)
     server = _certificate("localhost", server_key, authority, authority_key, {"127.0.0.1", host})
@@ -347,7 +347,7 @@ def make_certificates(folder: Path, host: str = "127.0.0.1") -> Certificates:
 
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
-    """A key pair with which a SuperNode proves who it is: the private file, and the public one that is registered."""
+    """Create the key pair by which a SuperNode authenticates; return the private file and the public file to register."""
     key = ec.generate_private_key(ec.SECP384R1())
     private, public = folder / name, folder / f"{name}.pub"
     replace_bytes(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)

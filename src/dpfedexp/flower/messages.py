@@ -1,8 +1,8 @@
 """Messages: the server's request, a client's report, and the checks of a reply.
 
-A request holds a nonce that is new for every message. A reply must echo it, so an old reply sent again, or one of another node, is
-refused. Nothing of a reply is used before all of it has been checked. Flower's named arrays are one flat vector here, in the layout
-that the simulator uses. Noise comes from the operating system, never from a seed, and lies on a grid.
+A request has a nonce that is new for every message. A reply must echo the nonce, so a replayed reply, or a reply of another node,
+is refused. Nothing of a reply is used before all of it is checked. Flower's named arrays become one flat vector, in the
+simulator's layout. Noise comes from the operating system, never from a seed, and is on a grid.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ BALLOTS = "dpfedexp.votes"
 HELPER = "dpfedexp.helper"
 CORRECTION = "correction"
 TAU_ETA_L = "tau_eta_l"
-"""Record names: the model, SCAFFOLD's control variate, the request, the report, and what an app returns to its node: a row for
-each client, and a metric for each vote by its name (for several clients a list of numbers). And the key of τη_l in a request."""
+"""Names of records: the model, SCAFFOLD's control variate, the anchor, the request, the report, and the app's reply to its node:
+one row per client, and one metric per vote, by name (a list for several clients). `TAU_ETA_L` is the key of τη_l in a request."""
 REFUSAL = "dpfedexp: "
-"""How the texts begin that this library puts into an error reply; the server shows no others."""
+"""Prefix of this library's texts in error replies; the server shows no other texts."""
 FAILED_PRECONDITION = 6
 """Flower's error code MOD_FAILED_PRECONDITION."""
 _WHOLE, _NUMBERS = ("round", "rounds", "clients_per_node"), (TAU_ETA_L, "local_rate", "shake")
-"""Fields of a request that are whole numbers, and those that are numbers, 0 for None."""
+"""Fields of a request that are whole numbers, and fields that are real numbers, with 0 for None."""
 
 
 def layout_of(arrays: ArrayRecord) -> Layout:
-    """The layout of a model's arrays. All of them are trained, averaged and covered by the noise, so all must be floating point."""
+    """The layout of a model's arrays. All arrays are trained, averaged and covered by the noise, so all must be floating point."""
     require(len(arrays) > 0, "the model's arrays are empty; a model has at least one parameter.")
     for name, array in arrays.items():
         if array.dtype not in ("float16", "float32", "float64"):
@@ -63,7 +63,7 @@ def layout_of(arrays: ArrayRecord) -> Layout:
 
 
 def to_flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A copy of the arrays as one vector; a sentence if names or shapes are not the layout's."""
+    """Copy the arrays into one vector; raises `InputError` if names or shapes differ from the layout."""
     require(
         tuple(arrays) == layout.names,
         f"the arrays are named {list(arrays)}; they must be {list(layout.names)}, in this order.",
@@ -76,7 +76,7 @@ def to_flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.floa
         )
         require(np.can_cast(values.dtype, np.float64, "same_kind"), f"the array {name!r} does not hold real numbers.")
     flat = torch.empty(layout.dimension, dtype=dtype)
-    # Too large for the type is infinite, and found where finite numbers are asked for.
+    # Overflow gives infinity, which the later checks for finite numbers find.
     with np.errstate(over="ignore", invalid="ignore"):
         for values, part in zip(found, flat.split(layout.sizes), strict=True):
             np.copyto(part.numpy(), values.reshape(-1))
@@ -84,7 +84,7 @@ def to_flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.floa
 
 
 def as_array(values: np.ndarray) -> Array:
-    """Flower's array of these values, in the bytes that Flower writes, without its second copy of them."""
+    """Convert values to Flower's array, with the bytes that Flower writes but without its second copy."""
     values, header = np.require(values, requirements="C"), BytesIO()
     write_array_header_1_0(header, header_data_from_array_1_0(values))
     data = b"".join((header.getvalue(), values.reshape(-1).view(np.uint8).data))
@@ -92,16 +92,16 @@ def as_array(values: np.ndarray) -> Array:
 
 
 def to_arrays(w: Tensor, layout: Layout) -> ArrayRecord:
-    """The vector as named float32 arrays, which is what clients compute with."""
+    """Convert the vector to named float32 arrays, the precision of clients."""
     named = layout.unflatten(w.float())
     return ArrayRecord({name: as_array(value.numpy()) for name, value in named.items()})
 
 
 def strict_array(array: Array, dtype: str, shape: tuple[int, ...], *, finite: bool = True) -> np.ndarray:
-    """The array's values if it is exactly of this type and shape and finite, read without believing anything it says of itself.
+    """The array's values, if type and shape match exactly and all are finite; nothing that the array claims is trusted.
 
-    Sizes are compared before a byte is parsed, so an array that claims to be enormous costs nothing. `finite=False` lets NaN and
-    infinity through, for a reader that makes zeros of them.
+    Sizes are compared before any byte is parsed, so an array that claims to be huge costs nothing. `finite=False` accepts NaN and
+    infinity, for callers that replace them by zeros.
     """
     expected = np.dtype(dtype).newbyteorder("<")
     size = math.prod(shape) * expected.itemsize
@@ -131,13 +131,13 @@ class NodeRequest:
     """The server's request to one node.
 
     Args:
-        clients: which of the clients of the node take part; empty on an ordinary node, which is one client.
+        clients: the node's clients that take part; empty for a node with one client.
         tau_eta_l: τη_l for SCAFFOLD's control variates, None without SCAFFOLD.
-        rounds: how many rounds the run has.
-        clients_per_node: how many clients a node answers for.
-        purpose: an update, or the name of a vote.
+        rounds: the number of rounds of the run.
+        clients_per_node: the number of clients of each node.
+        purpose: `UPDATE`, the name of a vote, or `EVALUATION`.
         local_rate: the automatic rate to train with; None for a given rate.
-        shake: the public noise of a vote on the rate's scale, whose message has the anchor beside the model.
+        shake: the public noise of a vote on the rate's scale; that message also holds the anchor.
     """
 
     round: int
@@ -154,11 +154,11 @@ class NodeRequest:
 
     @property
     def size(self) -> int:
-        """How many clients the node answers for."""
+        """The number of clients that the node answers for."""
         return max(1, len(self.clients))
 
     def shape(self, dimension: int) -> tuple[int, int]:
-        """Of the rows that the node's clients answer with, before clipping: updates, or votes in bins."""
+        """The shape of the rows that the node's clients answer with, before clipping: updates, votes in bins, or metrics."""
         return self.size, bin_count(self.purpose) or dimension
 
     def to_record(self) -> ConfigRecord:
@@ -171,7 +171,7 @@ class NodeRequest:
 
     @staticmethod
     def from_message(message: Message) -> NodeRequest:
-        """The request of a message; a sentence if there is none or it makes no sense."""
+        """Parse the request of a message; raises `InputError` if it is missing or invalid."""
         record = message.content.config_records.get(REQUEST)
         if record is None:
             raise InputError("the message carries no dpfedexp request; the server must use the DpFedExp strategy.")
@@ -215,7 +215,7 @@ class NodeRequest:
 
 
 def round_of(request: NodeRequest, columns: int, run: str) -> RoundBinding:
-    """What a round's seeds are bound to."""
+    """The facts that the seeds of a round are bound to."""
     mechanism = request.mechanism
     return RoundBinding(run, request.round, request.nonce, columns, mechanism.clip, encode(mechanism))
 
@@ -226,7 +226,7 @@ def refusal(message: Message, reason: str) -> Message:
 
 
 def report_content(report: Report, request: NodeRequest) -> RecordDict:
-    """One client's report as the whole content of its reply."""
+    """The content of the reply with one client's report."""
     fields: dict[str, Any] = {}
     if report.level is not None:
         fields["level"] = int(report.level[0])
@@ -236,19 +236,19 @@ def report_content(report: Report, request: NodeRequest) -> RecordDict:
 
 
 def sums_content(sums: Sums, request: NodeRequest) -> RecordDict:
-    """The reports of a node's clients, already added."""
+    """The content of the reply with the sum of the reports of a node's clients."""
     vector = np.ascontiguousarray(sums.vector.numpy(), dtype="<f8")
     return reply_of(vector, request, count=sums.count, squares=float(sums.squares), votes=sums.votes.tolist())
 
 
 def reply_of(vector: np.ndarray, request: NodeRequest, **fields: Any) -> RecordDict:
-    """A vector and fields as the reply to a request, whose nonce it echoes."""
+    """The content of a reply with a vector and fields, and the request's round and nonce."""
     named = ConfigRecord({"round": request.round, "nonce": request.nonce, **fields})
     return RecordDict({REPORT: ArrayRecord({"vector": as_array(vector)}), REQUEST: named})
 
 
 def read_parts(reply: Message, request: NodeRequest) -> tuple[Array, ConfigRecord]:
-    """The two parts of a reply to this very request, its vector and its fields; anything more or less raises `InputError`."""
+    """The vector and the fields of the reply to this request; raises `InputError` for another nonce or other records."""
     content = reply.content
     arrays, fields = content.array_records.get(REPORT), content.config_records.get(REQUEST)
     if set(content) != {REPORT, REQUEST} or arrays is None or fields is None or set(arrays) != {"vector"}:
@@ -262,14 +262,14 @@ def read_parts(reply: Message, request: NodeRequest) -> tuple[Array, ConfigRecor
 
 
 def read_sums(reply: Message, request: NodeRequest, width: int) -> Sums:
-    """The reply's contribution to the sums. Raises `InputError` with the reason if any part of it is not as it must be."""
+    """The reply's contribution to the sums. Raises `InputError` with the reason if any part of the reply is malformed."""
     sent, fields = read_parts(reply, request)
     if request.clients:
         return _read_added(sent, fields, request, width)
     vector = torch.from_numpy(strict_array(sent, "float32", (width,)))[None]
     mechanism = request.mechanism
     level = None
-    if "level" in mechanism.parts:  # the mechanism says whether it is in range
+    if "level" in mechanism.parts:  # `check_report` checks the mechanism's own range
         value = fields.get("level")
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
             raise InputError("its level is out of range")
@@ -281,7 +281,7 @@ def read_sums(reply: Message, request: NodeRequest, width: int) -> Sums:
 
 
 def _votes(fields: ConfigRecord, mechanism: Mechanism, clients: int) -> torch.Tensor:
-    """The summed shares of every vote, within ±½ per client."""
+    """The summed shares of every vote, each within ±½ per client; raises `InputError` otherwise."""
     values = fields.get("votes")
     if not isinstance(values, list) or len(values) != len(mechanism.votes):
         raise InputError("it does not answer the votes that were asked")

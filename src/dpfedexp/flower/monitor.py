@@ -2,10 +2,10 @@
 
     {"status": "running", "round": 3, "rounds": 10, "epsilon": 2.1, "delta": 1e-05, "reason": ""}
 
-Everything in a run's status is public, and there is no time in it: how long a round took depends on the clients. A server app holds
-a lock on its ledger while it runs, so a status "running" with an unlocked ledger means "killed". Metrics are read by a
-process of its own from files that are there anyway. A run's are released or public; a guard's are the site's own. Both are served
-on loopback unless the operator says otherwise.
+Everything in a run's status is public. It has no times, because the duration of a round depends on the clients' data. A server app
+holds a lock on its ledger while it runs, so the status "running" with an unlocked ledger means "killed". A separate process reads
+the metrics from existing files. A run's metrics are released or public; a guard's are private to the site. Both are served on
+loopback by default.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from dpfedexp.flower.guard import Limits
 
 EXIT_CODES = {"completed": 0, "running": 4, "stopped": 3, "failed": 3, "killed": 4}
-"""0 means completed and nothing else."""
+"""Exit codes by status; only "completed" has 0."""
 
 
 def read_status(folder: Path | str) -> dict[str, Any]:
-    """What the file says, with "killed" where the run is not running any more and did not say how it ended."""
+    """The content of `status.json`, with "killed" for a run that ended without writing its end."""
     path = Path(folder) / STATUS
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def read_status(folder: Path | str) -> dict[str, Any]:
 
 
 def _is_held(ledger: Path) -> bool:
-    """Whether some process holds the ledger's lock; True where that can't be told."""
+    """Whether a process holds the ledger's lock; True where that is unknown."""
     try:
         import fcntl
 
@@ -67,7 +67,7 @@ def _is_held(ledger: Path) -> bool:
 
 
 def load_limits(path: Path) -> Limits:
-    """The limits in a guard file, or in a helper's file, which names a private key."""
+    """The limits in a guard file, or in a helper's file, which is recognized by its `private_key`."""
     from dpfedexp.flower.guard import Guard, HelperFile
 
     try:
@@ -78,9 +78,9 @@ def load_limits(path: Path) -> Limits:
 
 
 def guard_summary(guard: Limits, last: int = 10) -> dict[str, Any]:
-    """The limits of a site or a helper, what was charged, and its newest charges, read without changing anything.
+    """The limits of a site or a helper, its total charges and its newest charges; reads only.
 
-    "problem" is "" where all is well, otherwise what the node would refuse with. "id" is None before the first use.
+    "problem" is the reason for which the node would refuse requests, or "". "id" is None before the first use.
     """
     from dpfedexp.flower.guard import GuardFiles, read_ledger, total
 
@@ -102,11 +102,11 @@ def guard_summary(guard: Limits, last: int = 10) -> dict[str, Any]:
 
 _COUNTS = ("asked", "valid", "refused", "missing")
 Lines = list[tuple[str, str, float]]
-"""Name, label, value."""
+"""Metrics as (name, label, value)."""
 
 
 def run_metrics(folder: Path) -> tuple[Lines, bool]:
-    """A run's metrics, and whether it is well: running or completed."""
+    """A run's metrics, and whether it is running or completed."""
     status = read_status(folder)
     lines: Lines = [
         ("dpfedexp_run_round", "", status["round"]),
@@ -124,14 +124,14 @@ def run_metrics(folder: Path) -> tuple[Lines, bool]:
 
 
 def guard_metrics(path: Path) -> tuple[Lines, bool]:
-    """A site's metrics, and whether its node would answer at all."""
+    """A site's metrics, and whether its node can answer requests."""
     summary = guard_summary(load_limits(path), last=0)
     names = {"epsilon": "epsilon", "max_epsilon_total": "epsilon_limit", "charges": "charges"}
     return [(f"dpfedexp_guard_{name}", "", summary[key]) for key, name in names.items()], not summary["problem"]
 
 
 def to_text(lines: Iterable[tuple[str, str, float]]) -> str:
-    """In Prometheus's text format.
+    """Format metrics in Prometheus's text format.
 
     >>> print(to_text([("dpfedexp_run_round", "", 3)]), end="")
     # TYPE dpfedexp_run_round gauge
@@ -148,7 +148,7 @@ def to_text(lines: Iterable[tuple[str, str, float]]) -> str:
 
 
 def metrics_server(sources: list[Callable[[], tuple[Lines, bool]]], host: str, port: int) -> ThreadingHTTPServer:
-    """Serves /metrics and /healthz (200 if all is well, 503 if not) until it is shut down."""
+    """A server of /metrics and /healthz, which is 200 if all sources are well and 503 if not. The caller runs it."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10.0
@@ -158,7 +158,7 @@ def metrics_server(sources: list[Callable[[], tuple[Lines, bool]]], host: str, p
                 found = [source() for source in sources]
                 well, text = all(good for _, good in found), to_text(line for lines, _ in found for line in lines)
             except (InputError, ValueError, KeyError, TypeError, AttributeError, IndexError):
-                # What is not as the library writes it is no reason to stop answering.
+                # A malformed file must not stop the server.
                 well, text = False, ""
             if self.path == "/metrics":
                 self._answer(200, text)
@@ -174,6 +174,6 @@ def metrics_server(sources: list[Callable[[], tuple[Lines, bool]]], host: str, p
             self.wfile.write(text.encode())
 
         def log_message(self, *_: Any) -> None:
-            """Who asked when is not logged."""
+            """Requests are not logged."""
 
     return ThreadingHTTPServer((host, port), Handler)

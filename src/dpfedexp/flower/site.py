@@ -1,14 +1,14 @@
 """`dpfedexp node`: a SuperNode that enforces the site's limits for any uploaded app.
 
-Formal guarantee: with an app that returns anything at all, what leaves the site for a request is one report of the request's
-mechanism, clipped and randomized here and charged to the site's own ledger first, or one error text that is always the same.
-Reasons that are shown to the server are given before the app is started, and follow from the request and the guard file alone.
-What remains is when the site answers, and whether: an app can take its time, and can fail. `answer_failures = true` in the guard
-file answers a failure with a charged report of zero, so that only the time is left.
+Formal guarantee: whatever an app returns, the site answers a request with one report of the request's mechanism, which is clipped
+and randomized here and charged to the site's own ledger first, or with one fixed error text. Reasons that the server sees are
+given before the app is started, and depend on the request and the guard file alone. The server still sees whether and when the
+site answers: an app can delay, and can fail. `answer_failures = true` in the guard file answers a failure with a charged report of
+zero, so that only the time is visible.
 
-The site meets Flower at two functions that every message passes. In `_pull_and_store_message` all of a message is judged before
-Flower is told that it exists. `_push_messages` is handed a message that the site made, from a store that no app can reach, and a
-last check around Flower's `send` and `push_object` lets nothing else pass. Both are private to Flower, so its version is pinned.
+The site replaces two functions of Flower that every message passes. `_pull_and_store_message` checks the whole message before
+Flower's node stores it. `_push_messages` gets a message that the site made, from a store that no app can reach, and a last check
+around Flower's `send` and `push_object` blocks all else. Both functions are private to Flower, so its version is pinned.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _FLOATS = ("float16", "float32", "float64")
 ACQUIRE = "/v1/runtime/acquire-task"
 PULL = "state object_store node_config receive get_run get_fab pull_object confirm_message_received trusted_entities"
 PUSH, SERVE = "state object_store send push_object", "config state_factory"
-"""Arguments of the functions of Flower's that are replaced here."""
+"""Arguments of Flower's functions that this module replaces."""
 
 
 @dataclass(frozen=True)
 class AdmittedRequest:
-    """An admitted request, with the model that it carries."""
+    """An admitted request, with its model."""
 
     message: Message
     request: NodeRequest
@@ -78,24 +78,24 @@ class AdmittedRequest:
 
 @dataclass(frozen=True)
 class Site:
-    """The decisions of one site: its operator's limits, with the hashes of the apps that may run."""
+    """The decisions of one site, from its guard file: the operator's limits and the hashes of the allowed apps."""
 
     guard: Guard
 
     def check_app(self, content: bytes, claimed: str) -> None:
-        """Raises `Refused` unless the app is on the site's list, by what it is and not by what it is called."""
+        """Raise `Refused` unless the hash of the app's content is on the site's list."""
         found = hashlib.sha256(content).hexdigest()
         if found != claimed or found not in self.guard.apps:
             raise Refused(f"the app {found} is not on this site's list.", shown="this app is not on the site's list.")
 
     def check_overrides(self, given: Iterable[str]) -> None:
-        """Raises `Refused` for a run that overrides a setting of the app's own file which the guard does not list."""
+        """Raise `Refused` for a run that overrides a setting of the app which the guard file does not list."""
         pinned = [] if self.guard.overrides is None else sorted(set(given) - set(self.guard.overrides))
         if pinned:
             raise Refused(f"this run overrides {pinned[0]}, which is not among the overrides that the site allows.")
 
     def admit(self, message: Message, app: str) -> AdmittedRequest:
-        """The request of a message. Raises `Refused` with a reason that the server may know; nothing is charged yet."""
+        """Check and return the request of a message; nothing is charged yet. Raises `Refused` with a reason for the server."""
         trains = message.metadata.message_type == "train" and message.has_content()
         try:
             require(trains, "the site answers training only.")
@@ -120,7 +120,7 @@ class Site:
                 if not self.guard.answer_failures:
                     return refusal(admitted.message, NO_REPORT)
                 update, ballots = torch.zeros(request.shape(len(admitted.w))), None
-            # Before the report exists.
+            # Charged before the report exists.
             self.guard.admit(request, run=admitted.run, app=admitted.app)
             sender = Sender(admitted.run, admitted.message.metadata.dst_node_id, admitted.helper_key)
             return Message(reply_content(update, request, ballots, sender), reply_to=admitted.message)
@@ -131,7 +131,7 @@ class Site:
         return refusal(admitted.message, NO_REPORT)
 
     def _read(self, admitted: AdmittedRequest, trained: Message | None) -> tuple[Tensor, Tensor | None]:
-        """The update [1, d], or a row per client, and the votes. Nothing else of what the app returned is looked at."""
+        """The update [1, d], or a row per client, and the votes. Nothing else that the app returned is read."""
         request, layout, w = admitted.request, admitted.layout, admitted.w
         if trained is None or not trained.has_content():
             raise InputError("it returned no content.")
@@ -150,7 +150,7 @@ class Site:
 
 
 def _values(array: Array, shape: tuple[int, ...]) -> np.ndarray:
-    """As float32, with what is not finite left in: `privatize` makes zeros of such rows, as it does for any client."""
+    """The array as float32. Values that are not finite stay: `clip_and_randomize` sets such rows to zero."""
     require(array.dtype in _FLOATS, "one of its arrays is not of floating-point numbers.")
     return strict_array(array, array.dtype, shape, finite=False).astype(np.float32)
 
@@ -159,7 +159,7 @@ def _values(array: Array, shape: tuple[int, ...]) -> np.ndarray:
 class MessageGate:
     """The gate between Flower's SuperNode and the network.
 
-    An app may take `app_timeout` seconds, where the request does not end earlier; the SuperLink is asked every `poll` seconds.
+    An app may take `app_timeout` seconds, or until the request expires; the SuperLink is polled every `poll` seconds.
     """
 
     site: Site
@@ -172,12 +172,12 @@ class MessageGate:
     _deadline: float = 0.0
 
     def install(self) -> None:
-        """Replaces Flower's two functions; a sentence that names the one that is not where it was."""
+        """Replace Flower's two functions; raises `InputError` if one of them has changed."""
         check_flower("node", flower, {"_pull_and_store_message": PULL, "_push_messages": PUSH})
         flower._pull_and_store_message, flower._push_messages = self.pull, self.push
 
     def pull(self, **given: Any) -> int:
-        """Waits for a message, and returns when it is either stored for the app or has its answer already."""
+        """Wait for a message; return its run id once it is stored for the app or already has its answer."""
         while (run := self._pull_one(**given)) is None:
             time.sleep(self.poll)
         return run
@@ -207,7 +207,7 @@ class MessageGate:
                 message.metadata.__dict__["_message_id"] = tree.object_id
                 if _names(message) != _names(header):
                     raise Refused("the message is not the one that was announced.")
-                # A helper of two-party aggregation answers by itself; no app has a part in it.
+                # A helper of two-party aggregation answers without an app.
                 helped = helper_reply(message, str(run_id), {}) if message.has_content() else None
                 admitted = None if helped else self.site.admit(message, run.fab_hash)
             except RunNotRunningException:
@@ -233,18 +233,18 @@ class MessageGate:
         }
         try:
             stored = self._pull(**{**given, **known})
-        except ValueError as error:  # an override of a setting that the app does not have; it must not end the node
+        except ValueError as error:  # a run may override a setting that the app lacks, which must not end the node
             _log.error("a message could not be stored for the app", exc_info=error)
             self._answer = refusal(header, "the message can't be read.")
             return int(run_id)
         if stored is not None:
             self._admitted = admitted
-            # From now on and not from when it was sent: the server's clock is another one.
+            # Counted from now, not from the time of sending, because the server's clock may differ.
             self._deadline = time.monotonic() + min(self.app_timeout, float(header.metadata.ttl))
         return stored
 
     def push(self, state: Any, object_store: ObjectStore, send: Any, push_object: Any) -> None:
-        """Sends the site's own answer to the message that came in last, and nothing else."""
+        """Send the site's own answer to the last message, and nothing else."""
         if self._admitted is not None:
             trained = self._returned(state, object_store, self._admitted.message.metadata)
             self._answer = self.site.answer(self._admitted, trained)
@@ -259,7 +259,7 @@ class MessageGate:
             store.put(key, value.deflate())
 
         def sending(message: Message, tree: Any, _: float) -> Any:
-            # How long the app took is known to the site alone.
+            # The duration of the app stays on the site.
             return send(message, tree, 0.0) if message is answer else _never()
 
         def pushing(run_id: int, session: str, key: str, content: bytes) -> None:
@@ -268,7 +268,7 @@ class MessageGate:
         self._push(_Outbox(state, answer), store, sending, pushing)
 
     def _returned(self, state: Any, store: ObjectStore, asked: Metadata) -> Message | None:
-        """What the app returned for this message, None if it can't be read or came too late. All else is deleted."""
+        """The app's reply to this message; None if it can't be read or is late. All other replies are deleted."""
         while time.monotonic() < self._deadline:
             replies = list(state.get_messages_legacy(is_reply=True))
             mine = [reply for reply in replies if reply.metadata.reply_to_message_id == asked.message_id]
@@ -284,7 +284,7 @@ class MessageGate:
                     store.delete(reply.metadata.message_id)
             time.sleep(0.1)
         _log.error("the app did not answer before the request or the site's app_timeout ended")
-        # Takes back the tokens: a process that is late can neither return nor take anything.
+        # Revokes the tokens, so that a late process can neither return nor fetch anything.
         for task in state.get_tasks(run_ids=[asked.run_id]):
             state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="The request has ended.")
         return None
@@ -292,7 +292,7 @@ class MessageGate:
 
 @dataclass(frozen=True)
 class _Outbox:
-    """All of the node's state that Flower's `_push_messages` gets to see: one message, and the deletion of what it answers."""
+    """The part of the node's state that Flower's `_push_messages` may use: one message, and the deletion of messages."""
 
     state: Any
     answer: Message
@@ -308,7 +308,7 @@ class _Outbox:
 
 
 def _whole(store: ObjectStore, key: str, deadline: float) -> Message:
-    """A message with all its parts, which an app sends one after the other."""
+    """Wait for all parts of a message, which an app sends one after the other, and build the message."""
     contents: dict[str, bytes] = {}
     for node in iterate_object_tree(store.get_object_tree(key)):
         while (content := store.get(node.object_id)) == b"" and time.monotonic() < deadline:
@@ -336,7 +336,7 @@ def _never() -> Any:
 
 
 def run_node(options: Sequence[str], gate: MessageGate) -> None:
-    """Flower's SuperNode with these options, behind the gate. Runs until it is stopped."""
+    """Run Flower's SuperNode with these options behind the gate, until it is stopped."""
     gate.install()
     check_flower("node", command, {"_parse_supernode_lifespan_config": "", "_start_supernode_http_api": SERVE})
     parse = command._parse_supernode_lifespan_config
@@ -348,7 +348,7 @@ def run_node(options: Sequence[str], gate: MessageGate) -> None:
 
     command._parse_supernode_lifespan_config = parsed
     command._start_supernode_http_api = serve_runtime
-    # In the place of `flower-superexec`, which Flower starts with `--isolation subprocess`.
+    # Replaces `flower-superexec`, which Flower starts with `--isolation subprocess`.
     ours = [sys.executable, "-m", "dpfedexp", "superexec"]
     flower.subprocess = SimpleNamespace(Popen=lambda words: subprocess.Popen([*ours, *words[1:]]))
     sys.argv = ["flower-supernode", *options]
@@ -356,10 +356,10 @@ def run_node(options: Sequence[str], gate: MessageGate) -> None:
 
 
 class RuntimeGate:
-    """Flower's Runtime API, over which an app gets the model and returns what it trained, for the app's user; others get 404.
+    """Allow only the app's user to use Flower's Runtime API, by which an app gets the model and returns its result.
 
-    That is the node's own user, or with `other_user` (`--isolation process`) a user, or another machine's address, that has shown
-    the SuperExec's secret: a token alone opens nothing. Users of the same machine are known on Linux only.
+    The app's user is the node's own user or, with `other_user` (`--isolation process`), a user or another machine's address that
+    has sent the SuperExec's secret: a token alone is not enough. Users of the same machine are identified only on Linux.
     """
 
     def __init__(self, application: Any, other_user: bool) -> None:
@@ -382,7 +382,7 @@ class RuntimeGate:
             return
 
         async def send_and_note(event: MutableMapping[str, Any]) -> None:
-            # Flower has checked the secret.
+            # Status 200 means that Flower has checked the secret.
             if asks and event["type"] == "http.response.start" and event["status"] == 200:
                 self._admitted.add(str(who))
             await send(event)
@@ -390,7 +390,7 @@ class RuntimeGate:
         await self._application(scope, receive, send_and_note)
 
     def _refusal(self, who: str | None, asks: bool) -> str:
-        """Why a request is not passed on, "" where it is."""
+        """The reason for refusing a request; "" for a request to pass on."""
         if who is None or (who not in self._admitted and not asks):
             return f"a process of {who or 'an unknown user'} requested the app's task and was refused."
         number = who.removeprefix("user ")
@@ -404,7 +404,7 @@ class RuntimeGate:
 
 
 def serve_runtime(config: Any, state_factory: Any) -> tuple[uvicorn.Server, threading.Thread]:
-    """In the place of Flower's `_start_supernode_http_api`: the same server, in a thread, with `RuntimeGate` in front."""
+    """Replace Flower's `_start_supernode_http_api`: start the same server in a thread, with `RuntimeGate` in front."""
     flower: Any = import_module("flwr.supernode.main")
     whole = flower.create_app(state_factory=state_factory, superexec_auth_secret=config.superexec_auth_secret)
     server = uvicorn.Server(
@@ -415,7 +415,7 @@ def serve_runtime(config: Any, state_factory: Any) -> tuple[uvicorn.Server, thre
             access_log=False,
             ssl_certfile=config.runtime_ssl_certfile,
             ssl_keyfile=config.runtime_ssl_keyfile,
-            # A name that a client puts into a header is not where it comes from.
+            # Clients can forge the proxy headers that name an address.
             proxy_headers=False,
         )
     )

@@ -52,7 +52,7 @@ WHO_ANSWERS = "whether and when a client answers, which the server and the netwo
 
 
 class FreshNoise:
-    """Noise of a deployment: a new source for every purpose of every round."""
+    """The noise of a deployment: a new source for every purpose and round."""
 
     def __init__(self, make: Callable[[], Noise]) -> None:
         self.make = make
@@ -63,34 +63,34 @@ class FreshNoise:
 
 @checked
 class DpFedExp(Strategy):
-    """A Flower strategy for differentially private training. The guarantee holds for any replies, and without them.
+    """A Flower strategy for differentially private training. The guarantee holds for any replies, also missing ones.
 
     Args:
-        clients: how many there are, a public number fixed in advance: sums are divided by it (by rate·clients with
-            `Poisson`). Under replace-one adjacency and in local privacy this many nodes take part, and those of the first round
-            stay; under add-remove adjacency every connected node takes part, however many there are.
-        rounds: how many rounds the noise is meant for; by default as many as `fit` takes.
-        folder: where ledger, checkpoint, model and statement go; `resume` continues from what is there.
-        replace_missing_nodes: when a run is resumed, let connected nodes replace missing ones: for SuperNodes
-            without keys, which are other nodes after a restart.
-        participation: `Full()` or `Poisson(rate)`, drawn over the connected nodes from system entropy.
+        clients: the public number of clients, fixed in advance: sums are divided by it (by rate·clients with
+            `Poisson`). Under replace-one adjacency and in local DP this many clients take part, and the nodes of the first
+            round stay. Under add-remove adjacency every connected node takes part, whatever their number.
+        rounds: the number of rounds, for which the noise is calibrated; by default the number that `fit` chooses.
+        folder: the folder for ledger, checkpoint, model and statement; `resume` continues the run in this folder.
+        replace_missing_nodes: whether connected nodes replace missing ones when a run is resumed: for SuperNodes
+            without keys, which are new nodes after a restart.
+        participation: `Full()` or `Poisson(rate)`, sampled over the connected nodes from system entropy.
         clients_per_node: more than 1 for nodes that simulate many clients each.
-        min_reply_fraction: the fraction of the clients asked that must answer well, else the round fails and nothing is released.
-        budget: stop before the round that would take ε above this.
+        min_reply_fraction: the fraction of the asked clients with valid answers below which the round fails and releases nothing.
+        budget: stop before the round that would raise ε above this value.
         node_timeout: seconds to wait for nodes before a round.
-        local: the clients' optimizer, for DP-SCAFFOLD's control variates and an automatic rate.
-        noise: makes one fresh source of noise per purpose; a deployment's is the operating system's.
-        nodes: a file with the public keys of the nodes that take part, one to a line (`access.py`): no other node is ever
-            asked, and the run is resumed with the same list only.
-        on_round: called with every round's record once the round is complete, as in `train`.
-        evaluate: what the clients measure of the model on rows of their own, with noise within the same ε: such as "10 classes", or
-            "binary", "numbers" or "loss"; empty for nothing. The app's train function must return `answer(…)`.
-        evaluate_every: after how many rounds they do; by default ten times in a run.
-        held_out: the share of its rows that a client measures on and never trains on, as the run's configuration tells the nodes.
+        local: the local optimizer, for DP-SCAFFOLD's control variates and an automatic rate.
+        noise: creates a new noise source per purpose; the default uses the operating system.
+        nodes: a file with the public keys of the participating nodes, one per line (`access.py`): no other node is ever
+            asked, and a resumed run needs the same list.
+        on_round: callbacks, called with every completed round's record, as in `train`.
+        evaluate: the metrics that clients measure on their own rows, with noise within the same ε: such as "10 classes",
+            "binary", "numbers" or "loss"; empty for none. The app's train function must return `answer(…)`.
+        evaluate_every: rounds between evaluations by the clients; by default ten evaluations in a run.
+        held_out: the share of a client's rows for evaluation only, as in the run's configuration on the nodes.
 
-    Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and
-    the denominator is public, so a reply that is missing, late, repeated or malformed changes nothing in the guarantee: it counts
-    as zero. A central round is charged, on disk, after the replies are in and before anything is released; a local round before it
+    Formal guarantee: in central DP, noise of a fixed size is added to the sum of replies that the server has clipped itself, and
+    the denominator is public. So a missing, late, repeated or malformed reply does not change the guarantee: it counts as zero. A
+    central round is charged, on disk, after the replies arrive and before anything is released. A local round is charged before it
     is sent, because the reports themselves are the release.
     """
 
@@ -158,12 +158,12 @@ class DpFedExp(Strategy):
                 )
             self.tau_eta_l = local.tau_eta_l(local.steps)
         self.run: Run | None = None
-        """What the run came to, once `start` has returned."""
+        """The result of the run, once `start` has returned."""
         self._open: OpenRun | None = None
 
     @property
     def opened(self) -> OpenRun:
-        """Where the run stands: its state, history and ledger."""
+        """The open run: its state, history and ledger."""
         require(self._open is not None, "the run has not started; call start first.")
         return cast(OpenRun, self._open)
 
@@ -177,14 +177,14 @@ class DpFedExp(Strategy):
 
     @property
     def statement(self) -> PrivacyStatement:
-        """What was promised to whom, from what was charged, with what it leaves out."""
+        """The privacy statement from the charges so far, with what it does not cover."""
         if self.run is not None:
             return self.run.privacy
         unfinished = None if self.opened.state.round == self.rounds else "it is not complete."
         return statement_of(self.opened, RunEnd(unfinished))
 
     def engine(self, grid: Grid, initial_arrays: ArrayRecord, timeout: float, config: ConfigRecord) -> Engine:
-        """The algorithm bound to the model, with the nodes as its cohort."""
+        """Build the engine: the algorithm bound to the model, with the nodes as its cohort."""
         layout = layout_of(initial_arrays)
         w = to_flat(initial_arrays, layout)
         if self.rounds is None:
@@ -215,7 +215,7 @@ class DpFedExp(Strategy):
         )
 
     def describe(self, engine: Engine) -> RunDescription:
-        """What must not change when the run is resumed, and what its statement says beside its charges."""
+        """The description of the run: settings that must not change when it is resumed, and facts for its statement."""
         layout = engine.cohort.layout  # type: ignore[attr-defined]
         settings = settings_of(
             engine,
@@ -236,10 +236,10 @@ class DpFedExp(Strategy):
             settings,
             engine.begin(),
             not_covered=tuple(left_out),
-            # It may be resumed with another fraction. Counts are in the history where they are public, and so in every local run.
+            # A resumed run may have another fraction. The history has counts where they are public, as in every local run.
             reporting=lambda history: min([needed, *(line["valid"] for line in history if "valid" in line)]),
             no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else FIXED_NUMBER,
-            # More rounds with the same noise are charged like those before.
+            # Further rounds with the same noise are charged like the rounds before.
             may_change=(ROUNDS,),
         )
 
@@ -253,9 +253,9 @@ class DpFedExp(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """All rounds that are left.
+        """Run the remaining rounds; return Flower's result.
 
-        `timeout` is how long a round waits for replies; `evaluate_fn` gets the model after every round, for the server's own data.
+        `timeout`: seconds to wait for replies in a round. `evaluate_fn`: computes metrics after a round on the server's data.
         """
         require(
             num_rounds in (None, self.rounds),
@@ -312,7 +312,7 @@ class DpFedExp(Strategy):
         return result
 
     def _announce(self, engine: Engine, open_run: OpenRun) -> None:
-        """The run in a few lines of the log, with the ε that it will have cost at its end."""
+        """Log a summary of the run, with the ε at its end."""
         sampling, algorithm = engine.sampling, engine.algorithm
         who = "all of them" if sampling.kind == "full" else f"each with probability {sampling.rate:g}"
         _log.info("%s over %d clients, %s in every round, %d rounds", algorithm.name, self.clients, who, self.rounds)
@@ -330,13 +330,13 @@ class DpFedExp(Strategy):
         _log.info("Ledger, checkpoint, model, statement and status go to %s", self.folder)
 
     def configure_train(self, *_: Any, **__: Any) -> Any:
-        """Flower's own loop is not used: a round is charged and released by the engine, in `start`."""
+        """Raise `InputError`: Flower's own loop is not used, because the engine charges and releases rounds in `start`."""
         raise InputError("DpFedExp runs its rounds itself; call start(grid, arrays).")
 
     aggregate_train = configure_evaluate = aggregate_evaluate = configure_train
 
     def summary(self) -> None:
-        """What is run; `start` says more."""
+        """Log the settings of the run (called by Flower; `start` logs the plan)."""
         _log.info("%s over %d clients, %d rounds", self.algorithm.name, self.clients, self.rounds)
 
 
@@ -348,9 +348,9 @@ def serve(
 
     Args:
         grid: Flower's connection to the nodes.
-        context: Flower's, with the run's configuration.
-        model: the start of the run, unless it is resumed.
-        evaluate: scores a model after every round on data that the server may see.
+        context: Flower's context, with the run's configuration.
+        model: the model with the initial parameters; a resumed run uses its checkpoint's.
+        evaluate: computes metrics of the model after every round, on data that the server may see.
 
     Returns:
         The run: its model, history and privacy statement.
@@ -374,11 +374,11 @@ def _record(shown: dict[str, Any]) -> MetricRecord:
 
 
 def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
-    """The strategy that an app's configuration asks for.
+    """Build the strategy from an app's configuration.
 
     Args:
         run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
-        **options: go to `DpFedExp` as they are, and win.
+        **options: arguments of `DpFedExp` that override the configuration.
     """
     federation, settings = read_settings(run_config)
     participation = settings.build_participation()

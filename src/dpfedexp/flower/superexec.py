@@ -1,6 +1,6 @@
-"""`dpfedexp superexec`: Flower's SuperExec, which starts the apps' processes, with no token on a command line and no core dumps.
+"""`dpfedexp superexec`: Flower's SuperExec, which starts the apps' processes, without core dumps or tokens on command lines.
 
-Flower hands an app's process its token as an argument, which every user of the machine can read. Here it comes on standard input.
+Flower passes an app's process its token as an argument, which every user of the machine can read. Here it is on standard input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ARGUMENTS = "runtime_api_address token insecure certificates parent_pid runtime
 
 
 def run_superexec(options: Sequence[str]) -> None:
-    """Flower's SuperExec with these options. Runs until it is stopped."""
+    """Run Flower's SuperExec with these options, until it is stopped."""
     executor: Any = import_module("flwr.supercore.superexec.executor.subprocess_executor")
     apps: Any = import_module("flwr.supernode.runtime.run_clientapp")
     check_flower("superexec", executor.SubprocessExecutor, {"launch": "self spec"})
@@ -34,7 +34,7 @@ def run_superexec(options: Sequence[str]) -> None:
 
 
 def launch(_: Any, spec: Any) -> Any:
-    """In the place of Flower's: starts the app's process and writes all that it has to know to its standard input."""
+    """Replace Flower's `launch`: start the app's process and write its settings to its standard input."""
     types: Any = import_module("flwr.supercore.superexec.executor.types")
     if spec.task_type != _APP:
         return types.LaunchResult.failed(f"a site runs client apps only, and this is {spec.task_type}.")
@@ -53,7 +53,7 @@ def launch(_: Any, spec: Any) -> Any:
 
 
 def run_app() -> None:
-    """One app's process, from what is on its standard input."""
+    """Run one app's process, with the settings from its standard input."""
     forbid_core_dumps()
     given = json.load(sys.stdin)
     with open(os.devnull, "rb") as nothing:

@@ -1,16 +1,16 @@
 """`dpfedexp superlink`: Flower's SuperLink with access control.
 
-Flower 1.41 serves three things on one port: Fleet, which nodes need and which checks their signatures; Control, with which apps are
-started and keys registered, and which checks nothing; and Runtime, for the server app. Here the port that nodes reach has the Fleet
-paths and nothing else. The other one is on loopback, and on Linux it serves only the user that the SuperLink runs as, and root.
+Flower 1.41 serves three APIs on one port: Fleet, for nodes, which checks their signatures; Control, which starts apps and
+registers keys and checks nothing; and Runtime, for the server app. Here the port for nodes serves only the Fleet paths. The other
+port is on loopback, and on Linux it serves only root and the user that runs the SuperLink.
 
-Flower checks a node's signature and then believes what it says: it may answer in another's name, delete another's message, and
+Flower checks a node's signature and then trusts the request: a node may answer in another's name, delete another's message, and
 fetch any object whose hash it knows. Objects are named by the hash of their content, and Flower tells an uploader whether another
-node has uploaded the same object. So a node that guesses another's update, such as that of a client without data, could see it.
+node has uploaded the same object. So a node could confirm a guess of another's update, such as that of a client without data.
 
 Formal guarantee: from the network only Fleet requests reach Flower, and where nodes authenticate, only those signed with a listed
-key. What a node is answered depends on its own messages, on the runs, and on nothing that other nodes sent. The state is in memory:
-nothing that a node sends is ever written to disk.
+key. The responses to a node depend on its own messages and on the runs, and on nothing that other nodes sent. The state is in
+memory: nothing that a node sends is written to disk.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PRIVATE = {
     "create_app": "config superlink_lifespan_class",
     "get_objectstore_linkstate_factories": "database federation_manager",
 }
-"""Functions of Flower's that are called or replaced here, and their arguments."""
+"""Flower's functions that are called or replaced here, and their arguments."""
 LOOPBACK = "127.0.0.1"
 _OURS = {
     "--host": "--fleet",
@@ -61,7 +61,7 @@ EXPECTED = {
     **dict.fromkeys(("pull_messages", "confirm_message_received"), "request state store"),
     **dict.fromkeys(("pull_object", "push_messages", "push_object"), "request state"),
 }
-"""The functions of Flower's that are put behind this, and their arguments."""
+"""Flower's message handlers that `NodeMessages` replaces, and their arguments."""
 FLEET = frozenset(
     f"/v1/fleet/{name}"
     for name in (
@@ -70,23 +70,23 @@ FLEET = frozenset(
         *("push-object", "pull-object", "confirm-message-received"),
     )
 )
-"""All that a SuperNode asks for."""
+"""All paths that a SuperNode requests."""
 _HEARTBEAT = 30.0
 
 
 def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path | None, insecure: bool) -> None:
-    """Runs until it is stopped.
+    """Run the SuperLink until it is stopped.
 
     Args:
-        options: Flower's own, such as `--ssl-certfile`.
-        fleet: host:port that nodes connect to.
-        control_port: on loopback, for `flwr run` and for the server app.
+        options: options of Flower's SuperLink, such as `--ssl-certfile`.
+        fleet: the host:port that nodes connect to.
+        control_port: the port on loopback for `flwr run` and for the server app.
         nodes: the public keys of the nodes that may connect, read once; needed unless `insecure`.
-        insecure: without TLS, and so without knowing the nodes; for trying things on one machine.
+        insecure: whether to run without TLS, and so without authentication of nodes; for tests on one machine.
     """
     access.check_flower("superlink", flower, PRIVATE)
     for option in (option.partition("=")[0] for option in options if option.startswith("--")):
-        # Flower takes the beginning of an option for the whole.
+        # Flower accepts abbreviated options.
         for name, instead in _OURS.items():
             require(not name.startswith(option), f"{option} is not an option of dpfedexp superlink; use {instead}.")
     host, port = access.parse_address(fleet, "fleet")
@@ -108,7 +108,7 @@ def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path 
         "ssl_keyfile": config.ssl_keyfile,
         "ssl_certfile": config.ssl_certfile,
         "log_config": get_uvicorn_log_config(console_handler.level),
-        # A name that a client puts into a header is not where it comes from.
+        # Clients can forge the proxy headers that name an address.
         "proxy_headers": False,
     }
     inner = uvicorn.Server(uvicorn.Config(FilteredApp(whole, is_own_user), host=LOOPBACK, port=control_port, **given))
@@ -117,7 +117,7 @@ def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path 
 
 
 async def _both(inner: uvicorn.Server, outer: uvicorn.Server) -> None:
-    """Nodes are let in when the state behind them is there; when one end stops, so does the other."""
+    """Run both servers. Nodes are admitted once the state exists; when one server stops, the other stops too."""
     first = asyncio.create_task(inner.serve())
     while not (inner.started or first.done()):
         await asyncio.sleep(0.05)
@@ -147,12 +147,12 @@ def is_fleet(scope: Scope) -> bool:
 
 
 def is_own_user(scope: Scope) -> bool:
-    """Whether the other end of a loopback connection is this process's user or root. Only Linux tells; elsewhere True."""
+    """Whether the other end of a loopback connection is this process's user or root. Outside Linux users are unknown: True."""
     return access.peer(scope.get("client"), scope.get("server")) in (f"user {os.geteuid()}", "user 0", "user")
 
 
 class KeyedLinkState(InMemoryLinkState):
-    """Flower's state in memory, where a node's id follows from its key."""
+    """Flower's in-memory state, with node ids computed from the nodes' keys."""
 
     def create_node(self, owner_aid: str, owner_name: str, public_key: bytes, *rest: Any, **named: Any) -> int:
         with self.lock:
@@ -172,7 +172,7 @@ class KeyedLinkState(InMemoryLinkState):
 
 
 def memory_factories(manager: FederationManager, keys: Iterable[bytes]) -> tuple[ObjectStoreFactory, LinkStateFactory]:
-    """What Flower makes its state with: in memory, and knowing these nodes' keys from the start."""
+    """Factories for Flower's state: in memory, with the keys of these nodes registered."""
     objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
     factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, manager, objects)
     state = KeyedLinkState(manager, objects.store())
@@ -191,7 +191,7 @@ class NodeMessages:
         self._pushed: dict[int, tuple[str, frozenset[str]]] = {}
 
     def install(self) -> None:
-        """Replaces Flower's functions; a sentence that names the one that is not where it was."""
+        """Replace Flower's functions; raises `InputError` if one of them has changed."""
         access.check_flower("superlink", handlers, EXPECTED)
         for name in EXPECTED:
             setattr(handlers, name, getattr(self, name))
@@ -215,7 +215,7 @@ class NodeMessages:
         return self._flower["confirm_message_received"](request=request, state=state, store=store)
 
     def push_messages(self, request: Any, state: Any) -> Any:
-        """An answer of the node that signed; all of its objects are requested, even if another node has sent the same."""
+        """Accept an answer of the node that signed it. All of its objects are requested, even if another node has sent the same."""
         node, messages, trees = request.node.node_id, request.messages_list, request.message_object_trees
         own = len(messages) == len(trees) == 1 and messages[0].metadata.src_node_id == node
         if not own:

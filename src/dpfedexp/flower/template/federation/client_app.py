@@ -1,4 +1,4 @@
-"""A node: trains on its own data. What leaves it is made by `private_training`: clipped, and in local privacy with noise."""
+"""A node, which trains on its own data. `private_training` clips its update and, in local DP, adds noise before the reply."""
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp

@@ -8,17 +8,17 @@ LOSS = None  # cross-entropy for classes (whole numbers), squared error for numb
 
 
 def build_model() -> nn.Module:
-    """Any model without BatchNorm. A run begins with the weights that it has here on the server."""
+    """Build any model without BatchNorm. A run starts from the weights of the model that the server builds."""
     return nn.Linear(4, 1)
 
 
 def load_data(path: str) -> tuple[Tensor, Tensor]:
-    """One node's rows, inputs and targets, from its own file: here CSV with a header and the target in the last column."""
+    """Load one node's inputs and targets from its own file: here CSV with a header and the target in the last column."""
     rows = torch.from_numpy(np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)).float()
     return rows[:, :-1], rows[:, -1:]
 
 
-# With a test set that the server may see, this is shown after every round:
+# With a test set on the server, define this function; its metrics are shown after every round:
 #
 # def evaluate(model: nn.Module) -> dict[str, float]:
 #     inputs, targets = load_data("/path/on/the/server/test.csv")
