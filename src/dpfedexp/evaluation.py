@@ -110,7 +110,7 @@ def on_test_set(
         loss: a name, a torch loss, or a function (outputs, targets) → one loss per example.
         batch: the batch size of the forward pass.
         metrics: name → function (outputs, targets) → number, called once with all outputs and targets on the CPU; reported as
-            test_<name>.
+            `test_<name>`.
 
     Returns:
         A function from a model to its metrics, for `train(..., evaluate=…)`.

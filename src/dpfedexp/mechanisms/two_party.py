@@ -129,7 +129,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return torch.cat([drawn(0, width, noise, first), *scalars])
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
-        """Add the noise of both parties (simulation); in a deployment each party adds its own, and the server calls `decode`."""
+        """Add the noise of every party (simulation); in a deployment each party adds its own, and the server calls `decode`."""
         total = self._to_units(sums)
         for side in self.sides:
             total = total + self.noise_units(len(total), side, noise, scalar_noise).to(total.device)
