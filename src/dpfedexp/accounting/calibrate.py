@@ -146,11 +146,11 @@ def epsilon(
 
     Args:
         noise_multiplier: z.
-        rounds: how many sums are released.
+        rounds: the number of sums that are released.
         delta: δ of the returned ε.
         sampling_rate: the expected share of the clients in a round.
         sampling: "poisson" (every client independently) or "fixed" (a fixed number of clients).
-        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all.
+        adjacency: "replace-one" hides the data of a client, "add-remove" whether it takes part.
 
     Example:
         >>> from dpfedexp.accounting import epsilon
@@ -177,7 +177,7 @@ def noise(
     Formal guarantee: by the accountant's own figure the rounds cost no more than `epsilon`.
 
     Args:
-        epsilon: what all rounds together may cost. The others are as for the function `epsilon`.
+        epsilon: the largest ε of all rounds together. The other arguments are those of the function `epsilon`.
 
     Example:
         >>> from dpfedexp.accounting import noise
@@ -204,7 +204,7 @@ def rounds(
     Formal guarantee: by the accountant, this number of rounds costs at most `epsilon`, and one more costs more.
 
     Args:
-        epsilon: what all rounds together may cost. The others are as for the function `epsilon`.
+        epsilon: the largest ε of all rounds together. The other arguments are those of the function `epsilon`.
 
     Example:
         >>> from dpfedexp.accounting import rounds

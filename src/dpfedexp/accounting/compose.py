@@ -19,7 +19,7 @@ Charges = Iterable[tuple[Event, int]]
 
 GAUSSIAN = "exact Gaussian (GDP)"
 GAUSSIAN_BOUND = "Gaussian (GDP)"
-"""The accountant's name where the μ of a round is an upper bound: queries composed one by one, or noise on a grid."""
+"""The name of the accountant if the μ of a round is an upper bound: queries composed one by one, or noise on a grid."""
 NOT_PRIVATE = "none (not private)"
 NOTHING = "none (nothing was released)"
 
@@ -29,8 +29,8 @@ NOTHING = "none (nothing was released)"
 class Guarantee:
     """(ε, δ)-differential privacy of everything that was charged, for one client, under `adjacency`.
 
-    `exact` says that no smaller ε holds at this δ; otherwise ε is an upper bound. `mu` is set where the guarantee is μ-GDP;
-    `pure_epsilon` where it also holds at δ = 0.
+    `exact` says whether no smaller ε holds at this δ; otherwise ε is an upper bound. `mu` is set if the guarantee is μ-GDP;
+    `pure_epsilon` is the ε at δ = 0, if there is one.
     """
 
     epsilon: float

@@ -215,7 +215,7 @@ def _norm(ratios: Iterable[float]) -> float:
 
 
 _LARGEST_EPSILON = 1e6
-"""The largest ε that is computed with: above it there is no protection, and e^ε overflows."""
+"""The largest ε in computations: above it there is no protection, and e^ε overflows."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class LedgerWitness(Protocol):
 class Ledger:
     """The charges of a run, or of several runs over the same clients, whose costs add up.
 
-    Use `create`, `open` or `in_memory` to make one. `charge` returns only after the charge is on disk and all `witnesses` have
+    Use `create`, `open` or `in_memory` to make a ledger. `charge` returns only after the charge is on disk and all `witnesses` have
     stored the new mark.
     """
 
@@ -183,7 +183,7 @@ class Ledger:
         return mark.hash in self._after[mark.count] if self._after[0] else mark.hash == ""
 
     def seal(self, run: str, **digests: str) -> None:
-        """Bind the results of a run, such as the hash of its model, to the charges that paid for them.
+        """Bind the results of a run, such as the hash of its model, to the charges of that run.
 
         A later seal of the same run replaces an earlier one.
         """

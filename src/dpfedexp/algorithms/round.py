@@ -64,7 +64,7 @@ def public_population(adjacency: Adjacency, participation: Participation, presen
             "that is declared and not counted; write participation=Full(population=1000), say, or population = 1000 under "
             "[participation]."
         )
-    # With one more client than `count`, one is left out, which is not the full participation that is charged.
+    # With one more client than `count`, a client is left out, which is not the full participation that is charged.
     require(
         not isinstance(participation, FixedSize) or participation.count < population,
         f"participation is a fixed cohort of {getattr(participation, 'count', 0)} of {population} clients under add-remove "
@@ -129,7 +129,7 @@ class Poisson:
         return self.rate * clients
 
     def cohort(self, clients: int, noise: Draws) -> Tensor:
-        # Draws are multiples of 2⁻⁵³: the rate is rounded down to one, so that it is never above the rate that is charged.
+        # Draws are multiples of 2⁻⁵³: the rate is rounded down to a multiple, so that it is never above the rate that is charged.
         rate = math.floor(self.rate * 2.0**53) / 2.0**53
         return torch.from_numpy(noise.generator(0).random(clients) < rate).nonzero().flatten()
 

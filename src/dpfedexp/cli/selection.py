@@ -45,7 +45,7 @@ def select(
     from the releases of the runs and public data alone, and if nobody saw the private folder or how long the selection took. A run
     that fails has the worst score. A run that was charged more than planned, as after a crash, counts with its actual charges.
 
-    `repeats` is the mean number of runs, `metric` a metric of the server's own test set (None: the usual one), `command` goes into the report.
+    `repeats` is the mean number of runs, `metric` one of the server's test set (None: the usual one), `command` for the report.
     """
     mu, settings = _planned(plan, grid, delta)
     facts = {
