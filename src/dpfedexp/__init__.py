@@ -1,7 +1,7 @@
 """Client-level differentially private federated learning with an adaptive server step size (DP-FedEXP, ICML 2025).
 
-Importing the package imports neither torch nor anything else that is slow: a public name is loaded when it is first used.
-A new one is a line among the imports.
+Importing the package does not import torch or any other slow package: a public name is loaded when it is first used.
+To add a public name, add a line to the imports below.
 """
 
 from typing import TYPE_CHECKING
@@ -46,5 +46,5 @@ if TYPE_CHECKING:
     from dpfedexp.evaluation import Evaluation as Evaluation
     from dpfedexp.trainers.execution import Execution as Execution
 else:
-    # Out of a type checker's sight, which would otherwise take any misspelt name for an Any.
+    # Hidden from type checkers, for which a module `__getattr__` would make every misspelt name an Any.
     __getattr__, __dir__, __all__ = lazy_names(__name__, "__version__")

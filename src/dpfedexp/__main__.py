@@ -1,4 +1,4 @@
-"""`python -m dpfedexp` is the command line."""
+"""Entry point of `python -m dpfedexp`: runs the command line."""
 
 from dpfedexp.cli import main
 

@@ -50,7 +50,7 @@ class AdviceWarning(UserWarning):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """' Did you mean 'x'?' for a misspelt name, or the list of what exists."""
+    """Return the hint " Did you mean 'x'?" for a misspelt name, or the list of known names."""
     known = list(known)
     if not known:
         return " It takes none."
@@ -59,17 +59,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is a positive whole number, NumPy's too. True is not one: it is an int in Python, and a slip in a setting."""
+    """Return whether a value is a positive whole number, also of NumPy. True is not: as a setting it is a mistake."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
 
 
 def is_number(value: object) -> bool:
-    """Whether a value can be compared with numbers; text can't."""
+    """Return whether a value is a number or converts to float; text and booleans do not count."""
     return not isinstance(value, bool) and (isinstance(value, (int, float)) or hasattr(value, "__float__"))
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's text."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]
 
@@ -90,11 +89,11 @@ def checked(*, hints: Mapping[str, str]) -> Callable[[Callee], Callee]: ...
 def checked(callee: Callable[..., Any] | None = None, *, hints: Mapping[str, str] | None = None) -> Any:
     """Decorate a function or a class so that wrong arguments raise `InputError` with a hint.
 
-    Its signature stays what it was; the options of an `Unpack[…]` are listed in it one by one.
+    The signature stays the same, except that the options of an `Unpack[…]` are listed one by one.
 
     Args:
-        callee: what is called.
-        hints: by argument name, what to write instead.
+        callee: the function or class.
+        hints: wrong argument name → what to write instead.
 
     >>> @checked
     ... def area(width, height=1.0):
@@ -114,18 +113,18 @@ def checked(callee: Callable[..., Any] | None = None, *, hints: Mapping[str, str
 def _checked(function: Callable[..., Any], name: str, hints: Mapping[str, str]) -> Callable[..., Any]:
     signature = _with_options(function)
     parameters = list(signature.parameters.values())
-    # `self` and `cls` come first, and are not passed by the caller.
+    # The caller does not pass `self` or `cls`.
     own = int(bool(parameters) and parameters[0].name in ("self", "cls"))
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        # Misspelled options would otherwise reach an inner function with another name.
+        # Otherwise the error would come from an inner function and name that function.
         if unpacked and not named.keys() <= signature.parameters.keys():
             raise InputError(_sentence(name, parameters[own:], args[own:], named, hints, ""))
         try:
             return function(*args, **named)
         except TypeError:
-            # Arguments that don't fit fail before anything has run; a TypeError from inside stays what it is.
+            # Only arguments that don't fit the signature become an `InputError`; a TypeError from inside is raised unchanged.
             try:
                 signature.bind(*args, **named)
             except TypeError as error:
@@ -139,7 +138,7 @@ def _checked(function: Callable[..., Any], name: str, hints: Mapping[str, str]) 
 
 
 def _with_options(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature with the options that a function takes as `**options: Unpack[…]` in their place."""
+    """Return the signature in which `**options: Unpack[…]` is replaced by the single options."""
     signature = inspect.signature(function)
     *first, last = signature.parameters.values() or [None]
     if last is None or last.kind is not last.VAR_KEYWORD or "Unpack[" not in str(last.annotation):

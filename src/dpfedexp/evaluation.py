@@ -1,6 +1,6 @@
 """Evaluation of released models on the server's own test set (docs/losses.md).
 
-Measures are counts and sums over the whole test set that batches add to, never means of batches' values.
+Metrics are computed from counts and sums over the whole test set, never as means of the metrics of batches.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Metric = Callable[[Tensor, Tensor], float]
 @checked
 @dataclass(frozen=True)
 class Evaluation:
-    """How the model of a run is measured: on what, and how often.
+    """How the model of a run is evaluated: on which data, and how often.
 
     Args:
-        on: (inputs, targets) of the server's own; or a function (model) → dict of numbers; or "clients": the clients measure the
-            model on rows of their own, and what they send gets noise within the same ε (docs/losses.md).
-        every: after how many rounds; it always is after the last. By default after every round, and by the clients ten times in a
-            run: the fewer times, the less noise.
-        metrics: further numbers on a test set, name → function (outputs, targets) of the whole test set (docs/losses.md).
-        held_out: the share of every client's rows that it measures on and never trains on, with "clients".
+        on: the server's own (inputs, targets); or a function (model) → dict of numbers; or "clients": the clients evaluate the
+            model on their own rows, and their results are released with noise within the same ε (docs/losses.md).
+        every: number of rounds between evaluations; the last round is always evaluated. By default 1, or with "clients" ten
+            evaluations in a run: fewer evaluations have less noise.
+        metrics: further metrics on a test set, name → function (outputs, targets) of the whole test set (docs/losses.md).
+        held_out: the share of its rows on which every client evaluates and never trains, with "clients".
 
     >>> Evaluation("clients", held_out=0.2).every is None
     True
@@ -73,7 +73,7 @@ class Evaluation:
 
     @classmethod
     def split(cls, given: Evaluations) -> tuple[Evaluation | None, Evaluation | None]:
-        """The evaluation on the server's own data, and that by the clients; at most one of each."""
+        """Return the evaluation on the server's own data and the one by the clients; None for one that is not given."""
         many = given if isinstance(given, list) else [] if given is None else [given]
         ours = [one if isinstance(one, Evaluation) else cls(one) for one in many]
         by = {who: [one for one in ours if one.by_clients is who] for who in (False, True)}
@@ -86,7 +86,7 @@ class Evaluation:
 
 EvaluationLike = Evaluation | Evaluate | tuple[Any, Any] | Literal["clients"]
 Evaluations = EvaluationLike | list[EvaluationLike] | None
-"""What `evaluate` may be: an `Evaluation` or what it is on, or a list of one on the server's data and one by the clients."""
+"""The type of `evaluate`: an `Evaluation`, its `on` alone, or a list of one on the server's data and one by the clients."""
 
 
 @checked
@@ -102,15 +102,15 @@ def on_test_set(
 
     Class labels: `test_accuracy`, over all positions of sequences, and `test_auc` of two classes. One logit with 0/1 targets:
     `test_accuracy` and `test_auc`. Several labels per example: `test_label_accuracy` and `test_exact_match`. Numbers: `test_mae`,
-    `test_rmse` and `test_r2`. What is not defined is not reported (docs/losses.md).
+    `test_rmse` and `test_r2`. Metrics that are not defined are left out (docs/losses.md).
 
     Args:
-        inputs: of the test set: a tensor, or a tuple or dictionary of them for a model of several inputs.
+        inputs: the test inputs: a tensor, or a tuple or dictionary of tensors for a model with several inputs.
         targets: one per input.
-        loss: a name, a loss of torch, or a function (outputs, targets) → one loss per example.
-        batch: rows that go through the model at a time.
-        metrics: name → function (outputs, targets) → number, called once with all outputs and targets on the CPU; reported with
-            test_ before the name.
+        loss: a name, a torch loss, or a function (outputs, targets) → one loss per example.
+        batch: the batch size of the forward pass.
+        metrics: name → function (outputs, targets) → number, called once with all outputs and targets on the CPU; reported as
+            `test_<name>`.
 
     Returns:
         A function from a model to its metrics, for `train(..., evaluate=…)`.
@@ -128,7 +128,7 @@ def on_test_set(
     per_example = resolve(loss, targets)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        # Numbers stay on the device to the end, so that no batch waits for the one before.
+        # Sums stay on the device until the end, so that no batch waits for the previous one.
         total = torch.zeros((), dtype=torch.float64, device=targets.device)
         taken: list[Measure] = []
         with torch.no_grad():
@@ -151,7 +151,7 @@ def on_test_set(
 
 
 class Shares:
-    """Shares of what is right, each by a function of a batch: which are right, and how many count."""
+    """Fractions of correct predictions. Each part is a function of a batch: (which are correct, how many count)."""
 
     def __init__(self, **parts: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int]]) -> None:
         self.parts = parts
@@ -169,7 +169,7 @@ class Shares:
 
 
 class CollectedOutputs:
-    """What can only be measured on all examples together: something of every batch is kept until then."""
+    """A metric of all examples together: `keep` stores a part of every batch, and `measure` computes the metric at the end."""
 
     def __init__(
         self,
@@ -188,9 +188,9 @@ class CollectedOutputs:
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
-    """The probability that a positive example scores above another one, ties counting half.
+    """Compute the probability that a positive example scores above a negative one; ties count half.
 
-    (R − p(p+1)/2) / (p·q) of the p positive ones' ranks R among all p + q, equal scores sharing their mean rank.
+    The formula is (R − p(p+1)/2) / (p·q), where R sums the ranks of the p positive examples among all p + q (ties: mean rank).
     """
     if bool(scores.isnan().any()):
         return math.nan
@@ -203,9 +203,9 @@ def auc(scores: Tensor, positive: Tensor) -> float:
 
 
 class Errors:
-    """Mean absolute and root mean squared error over all numbers, and R², for several outputs the mean of theirs.
+    """Mean absolute and root mean squared error over all numbers, and R² (the mean over the outputs, if there are several).
 
-    R² is 1 − Σ(target − prediction)²/Σ(target − mean)²; a column of targets that never changes has none, and then it is left out.
+    R² is 1 − Σ(target − prediction)²/Σ(target − mean)². It is undefined, and left out, if a column of targets is constant.
     """
 
     def __init__(self, targets: Tensor, log: bool) -> None:
@@ -235,11 +235,11 @@ class Errors:
 
 
 Measure = Shares | CollectedOutputs | Errors
-"""Takes batches of outputs and targets with `add`, and has its numbers at the end, in `result`."""
+"""A metric accumulator: `add` takes a batch of outputs and targets, `result` returns the metrics."""
 
 
 def _own(metrics: Mapping[str, Metric]) -> Measure:
-    """The caller's functions of all outputs and all targets, which are kept on the CPU for them."""
+    """Return the accumulator of the user's metrics, which keeps all outputs and targets on the CPU."""
 
     def keep(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(outputs, Tensor):
@@ -272,7 +272,7 @@ def _own(metrics: Mapping[str, Metric]) -> Measure:
 
 
 def check_metrics(metrics: Any) -> None:
-    """Raises `InputError` where own metrics are not functions by name."""
+    """Raise `InputError` unless `metrics` is None or a mapping from names to functions."""
     if metrics is None:
         return
     require(
@@ -290,8 +290,8 @@ def check_metrics(metrics: Any) -> None:
 
 
 def measures(traits: LossTraits, outputs: Any, targets: Tensor) -> list[Measure]:
-    """What is defined for outputs of this shape and these targets, of which all are given, as the loss reads them."""
-    # Outputs of several parts are the loss's own business: nothing else is known of them.
+    """Return the metrics that are defined for the loss, the first batch of outputs, and all targets."""
+    # Only the loss knows how to read outputs of several parts, so no metric is defined.
     if not isinstance(outputs, Tensor) or targets.numel() == 0:
         return []
     some = targets[: len(outputs)]
@@ -314,7 +314,7 @@ def measures(traits: LossTraits, outputs: Any, targets: Tensor) -> list[Measure]
             return [Shares(**every, exact_match=lambda o, t: (right(o, t).all(1), len(t)))]
         case "numbers":
             return [Errors(targets, traits.log)]
-        # Whether the outputs of a function of the caller's own are logits or probabilities is not known; their order is.
+        # The outputs for a custom loss may be logits or probabilities; the AUC depends only on their order.
         case "unknown" if zero_one:
             return _auc(targets, lambda o: o) if single else []
         case "unknown" if targets.is_floating_point():
@@ -328,7 +328,7 @@ def _of_classes(traits: LossTraits, targets: Tensor, classes: int) -> list[Measu
         return []
 
     def highest(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | int]:
-        """Over all positions whose label counts."""
+        """Return which positions have the right class, and how many positions count (label not ignored)."""
         at, counts = class_dimension(outputs, targets, second=traits.second), targets != traits.ignored
         return (counts & False, 0) if at is None else ((outputs.argmax(at) == targets) & counts, counts.sum())
 
@@ -337,7 +337,7 @@ def _of_classes(traits: LossTraits, targets: Tensor, classes: int) -> list[Measu
 
 
 def _auc(targets: Tensor, score: Callable[[Tensor], Tensor]) -> list[Measure]:
-    """Of class 1 against class 0, where there are examples of both. A rank statistic needs every score: they are kept."""
+    """Return the AUC of class 1 against class 0 if both occur in the targets. All scores are kept, because AUC needs ranks."""
     if not bool((targets > 0.5).any()) or not bool((targets < 0.5).any()):
         return []
     return [

@@ -1,7 +1,7 @@
 """Atomic writes of files.
 
-The new content is written beside the old file, synced, and renamed over it, and the folder is synced: killed at any instant, what
-lies under the name is the old file or the new one, complete.
+The new content is written to a temporary file beside the old one, synced, and renamed over it, and the folder is synced. If the
+process is killed at any time, the path holds either the complete old file or the complete new one.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def replace_file(path: Path, write: Callable[[Path], object], mode: int | None = None) -> None:
-    """Replaces a file, which need not exist yet, by the one that `write(temporary)` makes in the same folder.
+    """Create or replace a file atomically; `write(temporary)` writes the new content to a path in the same folder.
 
-    The new file has the access rights `mode` from the first byte on; by default those that the user's umask gives, without the
-    right to write for other users. After an `OSError` the old file is as it was, and no temporary file is left.
+    The new file has the permissions `mode` from its first byte on; by default those of the user's umask, without write permission
+    for group and others. After an `OSError` the old file is unchanged, and no temporary file is left.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.unlink(missing_ok=True)
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode))
-        # Before it is written: what writes it may make the file anew, with rights of its own.
+        # Read before `write`, which may create the file again with other permissions.
         rights = temporary.stat().st_mode & 0o755 if mode is None else mode
         write(temporary)
         os.chmod(temporary, rights)
@@ -51,7 +51,7 @@ def replace_text(path: Path, text: str, mode: int | None = None) -> None:
 def replace_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None, mode: int | None = None
 ) -> None:
-    """Replaces a safetensors file. `OSError` where it can't be written, as for every other file."""
+    """Create or replace a safetensors file atomically; raise `OSError` if it can't be written."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -65,7 +65,7 @@ def replace_tensors(
 
 
 def create_file(path: Path, data: bytes) -> None:
-    """A new file that appears with all its content, or not at all. `FileExistsError` where there is one already."""
+    """Create a file that appears with all its content or not at all; raise `FileExistsError` if it exists."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(data)
@@ -82,16 +82,16 @@ def create_file(path: Path, data: bytes) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Takes the exclusive lock of an open file, which ends when the file is closed or its process dies.
+    """Take the exclusive lock of an open file, which is released when the file is closed or the process ends.
 
-    Whether it is taken: False where the system or the file system has no locks. `BlockingIOError` where another process, or
-    another opening of the file in this one, holds it.
+    Returns True if the lock was taken, False if the system or the file system has no locks. Raises `BlockingIOError` if another
+    process, or another descriptor of this process, holds the lock.
     """
     try:
         import fcntl
     except ImportError:
         return False
-    # A process that asks whether a run is alive holds the lock for a moment too.
+    # Retry: a process that checks whether a run is alive holds the lock for a moment.
     for left in range(5, -1, -1):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,7 +114,7 @@ def set_dates(folder: Path, names: Iterable[str], when: float) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The value with null for every number that JSON has no word for, in lists and mappings too.
+    """Replace every infinite or NaN float by None (JSON null), also inside lists and dictionaries.
 
     >>> finite({"epsilon": float("inf"), "history": [1.0, float("nan")]})
     {'epsilon': None, 'history': [1.0, None]}

@@ -1,6 +1,6 @@
 """Lazy imports of a package's public names, so that commands without torch start fast.
 
-A package's `__init__.py` lists them once, as imports under `TYPE_CHECKING`, one to a line; the list is read from the source.
+A package's `__init__.py` lists its public names as imports under `TYPE_CHECKING`, one per line; `lazy_names` reads them from there.
 """
 
 import re
@@ -15,9 +15,9 @@ _IMPORT = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def lazy_names(package: str, *ready: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """What a package of lazy names needs: its `__getattr__`, `__dir__` and `__all__` (PEP 562); it defines `ready` by itself.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package with lazy names (PEP 562); `ready` are its own names.
 
-    A name that does not exist is an `AttributeError` that says which one was probably meant. A module of the package is a name
+    An unknown name raises `AttributeError` with the nearest known name. Modules of the package can be accessed as attributes
     too, so that `import dpfedexp; dpfedexp.accounting` works.
     """
     spec = sys.modules[package].__spec__
@@ -37,9 +37,9 @@ def lazy_names(package: str, *ready: str) -> tuple[Callable[[str], Any], Callabl
                 value = None
             if value is None:
                 meant = "" if private else nearest(name, public)
-                # With a name but no object Python's traceback does not add a suggestion of its own after ours.
+                # `name` without `obj` keeps Python from adding its own suggestion to the message.
                 raise AttributeError(f"module {package!r} has no attribute {name!r}.{meant}", name=name)
-        # The next use finds it without asking here.
+        # Later uses find the attribute without calling this function.
         setattr(sys.modules[package], name, value)
         return value
 

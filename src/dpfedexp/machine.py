@@ -23,7 +23,7 @@ Job = TypeVar("Job")
 Done = TypeVar("Done")
 
 SHARE = 0.25
-"""Of the memory that is free, at most this much goes into rows."""
+"""The largest share of the available memory that `zero_rows` takes."""
 
 
 def available_memory() -> int:
@@ -46,13 +46,13 @@ def total_memory() -> int:
 
 
 def zero_rows(count: int, width: int, most: int | None = None) -> Tensor:
-    """Zeros [count, width]. Above `most` bytes they are pages of a nameless file in the temporary folder, which TMPDIR moves."""
+    """Return zeros [count, width]; above `most` bytes they are in an unnamed file in the temporary folder (set by TMPDIR)."""
     size = 4 * count * width
     if size <= (SHARE * available_memory() if most is None else most):
         return torch.zeros(count, width)
     try:
         with tempfile.NamedTemporaryFile(prefix="dpfedexp-rows-") as file:
-            # A file that was only lengthened takes no room until a row is written.
+            # The file is sparse: it takes no disk space until a row is written.
             file.truncate(size)
             return torch.from_file(file.name, shared=True, size=count * width).view(count, width)
     except (OSError, RuntimeError) as error:
@@ -65,14 +65,14 @@ def zero_rows(count: int, width: int, most: int | None = None) -> Tensor:
 
 @lru_cache(maxsize=1)
 def has_triton() -> bool:
-    """Whether files that are written for triton can be imported; torch brings it along on CUDA."""
+    """Return whether triton can be imported; torch for CUDA installs it."""
     return importlib.util.find_spec("triton") is not None
 
 
 def run_on_threads(work: Callable[[int], None], items: Iterable[int], threads: int, *, always: bool = False) -> None:
-    """`work(item)` for every item, on several threads if there are several of both; the first error is raised.
+    """Call `work(item)` for every item, on `threads` threads if there are several of both; raise the first error.
 
-    With `always` a single item too goes to a thread on which torch splits nothing further, so that it computes as among others.
+    With `always`, a single item also runs on a pool thread with one torch thread, so that it computes exactly as among others.
     """
     items = list(items)
     if threads == 1 or (len(items) == 1 and not always):
@@ -84,10 +84,10 @@ def run_on_threads(work: Callable[[int], None], items: Iterable[int], threads: i
 
 @lru_cache(maxsize=4)
 def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Threads on which torch splits nothing further; those of a parent process do not exist in a forked one, hence the key."""
+    """Return a pool of threads with one torch thread each. `process` is in the cache key because a fork does not copy threads."""
     whole = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, "dpfedexp", initializer=_alone)
-    # All of them start here, because each sets what torch gives to threads that come after it.
+    # Start all threads now: each one changes the number of torch threads that later threads get.
     together = Barrier(threads)
     list(pool.map(lambda _: together.wait(), range(threads)))
     torch.set_num_threads(whole)
@@ -95,19 +95,19 @@ def _pool(threads: int, process: int) -> ThreadPoolExecutor:
 
 
 def _alone() -> None:
-    # The first question makes torch set a thread up with the number of the whole process; one set before it would be lost.
+    # The first call initializes the thread with the number of the process and would overwrite a number that was set before it.
     torch.get_num_threads()
     torch.set_num_threads(1)
-    # A thread's own setting: all of them must treat the smallest numbers alike.
+    # The setting is per thread: all threads must treat subnormal numbers in the same way.
     torch.set_flush_denormal(False)
 
 
 @contextmanager
 def without_subnormals() -> Iterator[None]:
-    """Results below 2⁻¹²⁶ are 0 on this thread meanwhile.
+    """Flush results below 2⁻¹²⁶ to 0 on this thread inside the context.
 
-    A processor computes with such numbers many times slower: gradients of a network that is sure of its answer are full of them,
-    and how long a client takes would tell so.
+    CPUs compute many times slower with such subnormal numbers. Gradients of a confident network contain many of them, so that the
+    time of a client would reveal something about its data.
     """
     before = float(torch.tensor(2.0**-126) * 0.5) == 0.0
     torch.set_flush_denormal(True)
@@ -125,10 +125,10 @@ def run_jobs(
     workers: int | None = None,
     cost: Callable[[Job], float] = lambda job: 1.0,
 ) -> list[Done]:
-    """work(job) for every job, showing progress; the results are in the order of the jobs.
+    """Call `work(job)` for every job, show progress, and return the results in the order of the jobs.
 
-    `workers` processes side by side, as many as there are cores by default; with 1, one after the other in this process.
-    `cost` weighs the jobs, so that the estimate of the time left knows the long ones from the short.
+    `workers` is the number of parallel processes, by default the number of cores; with 1 the jobs run in this process.
+    `cost` is the relative duration of a job, for the estimate of the remaining time.
     """
     processes = min(workers or cores(), len(jobs))
     with JobProgress(description, [cost(job) for job in jobs]) as progress:
@@ -152,15 +152,15 @@ def run_jobs(
 
 
 class JobProgress:
-    """A bar on stderr with the time left, which it weighs by cost; where there is no terminal, a line every half minute instead.
+    """A progress bar on stderr with the remaining time, estimated from `costs`; without a terminal, a line every 30 seconds.
 
-    Without `times` it shows no durations.
+    With `times=False` no durations are shown.
     """
 
     EVERY = 30.0
 
     def __init__(self, description: str, costs: Sequence[float], *, times: bool = True) -> None:
-        # Here, so that a run from Python needs no package of the command line.
+        # Imported here, so that a run from Python does not need the packages of the command line.
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -195,5 +195,5 @@ def cores() -> int:
 
 def prepare_worker() -> None:
     torch.set_num_threads(1)
-    # An interrupt from the keyboard reaches the workers too: they end at once, without a traceback each.
+    # Ctrl-C reaches the workers too: they end at once, without tracebacks.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -39,21 +39,21 @@ def _with_relus(first: nn.Conv2d, second: nn.Conv2d, hidden: nn.Linear) -> nn.Se
 
 
 class LinearRegression(nn.Linear):
-    """x ↦ xᵀw, one number per row."""
+    """The model x ↦ xᵀw, one number per row."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).squeeze(-1)
 
 
 def linear_regression(dimension: int) -> LinearRegression:
-    """The paper's synthetic model, from w⁰ = 0."""
+    """Return the linear model of the paper's synthetic problem, with w⁰ = 0."""
     model = LinearRegression(dimension, 1, bias=False)
     nn.init.zeros_(model.weight)
     return model
 
 
 def linear(inputs: int, outputs: int = 1) -> nn.Sequential:
-    """x ↦ Wx + b on flattened inputs, from zero: one number per row where there is one output."""
+    """Return the model x ↦ Wx + b on flattened inputs, with zero weights; with one output, it returns one number per row."""
     layer = nn.Linear(inputs, outputs)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -61,7 +61,7 @@ def linear(inputs: int, outputs: int = 1) -> nn.Sequential:
 
 
 def mlp(inputs: int, hidden: int | Sequence[int], classes: int) -> nn.Sequential:
-    """Linear layers with ReLU between them on flattened inputs; `hidden` is one width or several."""
+    """Return linear layers with ReLU between them, on flattened inputs; `hidden` is one width or several."""
     widths = [inputs, *([hidden] if isinstance(hidden, int) else hidden)]
     layers: list[nn.Module] = [nn.Flatten()]
     for a, b in itertools.pairwise(widths):
@@ -76,7 +76,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, seed: int, **settings: Any) -> nn.Module:
-    """A network by name, with a start that depends on `seed` alone; torch's global generator is left as it was."""
+    """Build a network by name; its initial parameters depend on `seed` alone, and torch's global generator is not changed."""
     if name not in MODELS:
         raise InputError(f"model is {name!r}, which is unknown.{nearest(name, MODELS)}")
     factory = MODELS[name]

@@ -19,12 +19,12 @@ SHOWN_FACTS = ("algorithm", "data", "model", "clients", "parameters", "rounds", 
 
 
 class Sink(ABC):
-    """A tracker of rounds, passed as `on_round`.
+    """Base class of experiment trackers, passed as `on_round`.
 
-    Formal guarantee: what is sent was released, is public, or was measured by the server on data of its own; it is in the list of
-    everything that leaves a run (`engine.outlets`, under `outlet`). Durations and diagnostics, which depend on the clients' data
-    without noise, are not sent, in simulations either. In a secure run everything is sent after the last round, because the moment
-    at which a round arrives tells how long it took; other runs send each round at once.
+    Formal guarantee: only values are sent that were released, are public, or were measured by the server on its own data, and that
+    `engine.outlets` lists under the name `outlet`. Durations and diagnostics, which depend on the clients' data without noise, are
+    never sent, also not in simulations. A secure run sends everything after the last round, because the arrival time of a round
+    reveals how long it took; other runs send each round at once.
     """
 
     outlet: ClassVar[str]
@@ -32,7 +32,7 @@ class Sink(ABC):
     _is_open = False
 
     def on_train_begin(self, facts: RunFacts) -> None:
-        """The run begins; a secure one is held back until its end."""
+        """Start a run; the records of a secure run are held back until its end."""
         self._held = [] if facts.secure else None
 
     def __call__(self, record: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class Sink(ABC):
         self._send(record["round"], sent(self.outlet, record))
 
     def on_train_end(self, run: Run) -> None:
-        """What was held back, what the run is, what it promises, and the end."""
+        """Send the records that were held back, the facts of the run and its privacy statement, and close the tracker."""
         self._open_once()
         for record in self._held or ():
             self._send(record["round"], sent(self.outlet, record))
@@ -61,15 +61,15 @@ class Sink(ABC):
 
     @abstractmethod
     def _send(self, round: int, values: dict[str, float]) -> None:
-        """Sends the numbers of a round, without any time but the number of the round."""
+        """Send the numbers of a round, with the round number as the only time."""
 
     @abstractmethod
     def _end(self, run: Run, facts: dict[str, Any]) -> None:
-        """Sends the facts and the statement, and ends."""
+        """Send the facts and the privacy statement, and close the tracker."""
 
 
 def sent(outlet: str, record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a round's record that may leave, without the round itself; none that depends on the clients without noise.
+    """Return the numbers of a record that may be sent to `outlet`, without the round; none depends on clients' data without noise.
 
     >>> sent("tensorboard", {"round": 3, "test_loss": 0.5, "seconds": 1.2, "nonprivate_eta_target": 7.0})
     {'test_loss': 0.5}
@@ -80,7 +80,7 @@ def sent(outlet: str, record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def needed(sink: str, module: str, package: str) -> Any:
-    """The module of an optional package; one sentence where it is not installed."""
+    """Import a module of an optional package; raise `InputError` with the install command if it is missing."""
     try:
         return import_module(module)
     except ImportError:
@@ -91,7 +91,7 @@ def needed(sink: str, module: str, package: str) -> Any:
 
 @checked
 class TensorBoard(Sink):
-    """Writes every round as scalars and the privacy statement as text; give it as `on_round` (pip install 'dpfedexp[tensorboard]').
+    """Write every round as scalars and the privacy statement as text; pass it as `on_round` (pip install 'dpfedexp[tensorboard]').
 
     The wall time of an event is the number of its round.
 
@@ -127,7 +127,7 @@ class TensorBoard(Sink):
 
 
 def _hide_time(made: Path) -> None:
-    """TensorBoard names a file by the second that it was made in, which tells when a secure run ended."""
+    """Rename an event file without its date, which would reveal when a secure run ended, and reset its time stamps."""
     for number in itertools.count():
         plain = made.with_name(f"events.out.tfevents.{number}.dpfedexp")
         if not plain.exists():
@@ -139,13 +139,13 @@ def _hide_time(made: Path) -> None:
 
 @checked
 class MLflow(Sink):
-    """Logs every round as metrics, and at the end the facts and the privacy statement (pip install 'dpfedexp[mlflow]').
+    """Log every round as metrics, and at the end the facts and the privacy statement (pip install 'dpfedexp[mlflow]').
 
     The timestamp of a metric is the number of its round.
 
     Args:
         run_id: the MLflow run that is logged to; by default the active one, or a new one that ends with the training.
-        tracking_uri: where MLflow keeps its runs, where `mlflow.set_tracking_uri` has not said it.
+        tracking_uri: where MLflow stores its runs; by default as set by `mlflow.set_tracking_uri`.
 
     Example:
         train(model, clients, algorithm, on_round=MLflow(tracking_uri="sqlite:///runs.db"), …)
@@ -164,7 +164,7 @@ class MLflow(Sink):
         active = self._mlflow.active_run()
         self._own = self.run_id is None and active is None
         if self._own:
-            # In the experiment that is set, but not as the active run, which would take in what others log.
+            # A run in the current experiment, but not the active one, to which other code might log.
             active = self._mlflow.start_run(log_system_metrics=False)
             self._mlflow.end_run()
             self._client.update_run(active.info.run_id, status="RUNNING")
@@ -186,12 +186,12 @@ class MLflow(Sink):
 
 @checked
 class WandB(Sink):
-    """Logs every round, and at the end the facts and the privacy statement (pip install 'dpfedexp[wandb]').
+    """Log every round, and at the end the facts and the privacy statement (pip install 'dpfedexp[wandb]').
 
     Args:
-        run: what `wandb.init` returned; by default a new one of this project, which ends with the training.
-        project: the project of a new one.
-        mode: "online", "offline" or "disabled", for a new one; by default what W&B's own settings say.
+        run: the return value of `wandb.init`; by default a new run of `project`, which ends with the training.
+        project: the project of the new run.
+        mode: "online", "offline" or "disabled", for the new run; by default W&B's own setting.
 
     Example:
         train(model, clients, algorithm, on_round=WandB(project="hospitals"), …)

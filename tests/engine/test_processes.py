@@ -35,6 +35,7 @@ from dpfedexp import (
     ldp_fedexp,
     train,
 )
+from dpfedexp.accounting import Ledger
 from dpfedexp.cli import main
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load, parse

@@ -1,4 +1,4 @@
-"""Composition, calibration and the ledger. Knows mechanisms only by their events."""
+"""Composition, calibration and the ledger. The accountant sees of a mechanism only the events that it charges."""
 
 from dpfedexp.accounting.calibrate import affordable_rounds, calibrate_noise, calibrate_privunit, epsilon, noise, rounds
 from dpfedexp.accounting.compose import Guarantee, PrivacyCost, compose, guarantee

@@ -1,7 +1,7 @@
 """Calibration: from a target ε to noise, rounds, or the ε of one report. Results never exceed the target.
 
-`epsilon`, `noise` and `rounds` are the accountant on its own. The noise multiplier z is the noise on the sum of clipped updates
-over the clip, as in Opacus, pfl and TensorFlow Privacy, whose figures are those for adjacency "add-remove".
+`epsilon`, `noise` and `rounds` use the accountant without a run. The noise multiplier z is the standard deviation of the noise on
+the sum of clipped updates, divided by the clip, as in Opacus, pfl and TensorFlow Privacy. Their ε is for adjacency "add-remove".
 """
 
 import math
@@ -28,14 +28,14 @@ def calibrate_noise(
     rounds: int,
     one_time: Callable[[float], Sequence[Event]] | None = None,
 ) -> float:
-    """The smallest noise multiplier z for which the run costs at most `target_epsilon` at `delta`.
+    """Find the smallest noise multiplier z for which the run costs at most `target_epsilon` at `delta`.
 
     Args:
-        make_event: what one of the `rounds` costs with z.
-        target_epsilon: what all of it may cost.
-        delta: δ of that ε.
-        rounds: how many rounds there are.
-        one_time: other events that the run releases once, as a function of z; None for none.
+        make_event: function from z to the event of one round.
+        target_epsilon: the largest ε of the whole run.
+        delta: δ of `target_epsilon`.
+        rounds: the number of rounds.
+        one_time: function from z to the events that the run releases once, beside its rounds; None for none.
     """
     _check(target_epsilon, delta, rounds)
     require(delta > 0.0, f"delta is {delta}; Gaussian noise needs a delta above 0.")
@@ -62,7 +62,7 @@ def calibrate_noise(
 
 @checked
 def affordable_rounds(event: Event, target_epsilon: float, delta: float) -> int:
-    """The largest number of rounds of `event` that costs at most `target_epsilon` at `delta`; 0 when one is too many."""
+    """Find the largest number of rounds of `event` that costs at most `target_epsilon` at `delta`; 0 if one round costs more."""
     _check(target_epsilon, delta, 1)
 
     def fits(rounds: int) -> bool:
@@ -86,9 +86,9 @@ def affordable_rounds(event: Event, target_epsilon: float, delta: float) -> int:
 def calibrate_privunit(
     make_event: Callable[[float], Event], *, target_epsilon: float, delta: float = 0.0, rounds: int = 1
 ) -> float:
-    """The largest ε of one report for which `rounds` reports (`make_event` of it) cost at most the target.
+    """Find the largest ε of one report for which `rounds` reports, each charged as `make_event(ε)`, cost at most the target.
 
-    The default is a target per round (pure ε); with `rounds` and `delta` it is for the total, by the tight composition.
+    By default the target is the pure ε of one round; with `rounds` and `delta` it is the ε of all rounds, tightly composed.
     """
     _check(target_epsilon, delta, rounds)
 
@@ -110,7 +110,7 @@ def calibrate_privunit(
 
 
 def _root(epsilon: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """The smallest x in [low, high] with epsilon(x) ≤ target, for a decreasing function, to 1e-9, on the safe side."""
+    """Find the smallest x in [low, high] with epsilon(x) ≤ target, to 1e-9, for a decreasing `epsilon`; never below the exact x."""
     from scipy.optimize import brentq
 
     def excess(x: float) -> float:
@@ -139,18 +139,18 @@ def epsilon(
     sampling: Drawn = "poisson",
     adjacency: Adjacency = "replace-one",
 ) -> float:
-    """Compute ε of a number of rounds together.
+    """Compute the total ε of `rounds` rounds of Gaussian noise.
 
     Formal guarantee: the ε at `delta` of Gaussian sums under adaptive composition; exact with full participation, an upper bound
     with sampling.
 
     Args:
         noise_multiplier: z.
-        rounds: how many sums are released.
-        delta: δ of the answer.
+        rounds: the number of sums that are released.
+        delta: δ of the returned ε.
         sampling_rate: the expected share of the clients in a round.
         sampling: "poisson" (every client independently) or "fixed" (a fixed number of clients).
-        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all.
+        adjacency: "replace-one" hides the data of a client, "add-remove" whether it takes part.
 
     Example:
         >>> from dpfedexp.accounting import epsilon
@@ -177,7 +177,7 @@ def noise(
     Formal guarantee: by the accountant's own figure the rounds cost no more than `epsilon`.
 
     Args:
-        epsilon: what all rounds together may cost. The others are as for the function `epsilon`.
+        epsilon: the largest ε of all rounds together. The other arguments are those of the function `epsilon`.
 
     Example:
         >>> from dpfedexp.accounting import noise
@@ -204,7 +204,7 @@ def rounds(
     Formal guarantee: by the accountant, this number of rounds costs at most `epsilon`, and one more costs more.
 
     Args:
-        epsilon: what all rounds together may cost. The others are as for the function `epsilon`.
+        epsilon: the largest ε of all rounds together. The other arguments are those of the function `epsilon`.
 
     Example:
         >>> from dpfedexp.accounting import rounds

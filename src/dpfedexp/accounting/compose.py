@@ -1,6 +1,6 @@
-"""Composition of rounds by the tightest sound accountant, which is chosen automatically and named.
+"""Composition of rounds by the tightest sound accountant, which is chosen automatically and named in the result.
 
-Every accountant here composes adaptively: a round may be chosen after seeing the earlier releases.
+All accountants in this package allow adaptive composition: a round may depend on the earlier releases.
 """
 
 import math
@@ -19,7 +19,7 @@ Charges = Iterable[tuple[Event, int]]
 
 GAUSSIAN = "exact Gaussian (GDP)"
 GAUSSIAN_BOUND = "Gaussian (GDP)"
-"""The same composition of rounds whose μ is an upper bound: queries composed one by one, or noise on a grid."""
+"""The name of the accountant if the μ of a round is an upper bound: queries composed one by one, or noise on a grid."""
 NOT_PRIVATE = "none (not private)"
 NOTHING = "none (nothing was released)"
 
@@ -29,8 +29,8 @@ NOTHING = "none (nothing was released)"
 class Guarantee:
     """(ε, δ)-differential privacy of everything that was charged, for one client, under `adjacency`.
 
-    `exact` says that no smaller ε holds at this δ; otherwise ε is an upper bound. `mu` is set where the guarantee is μ-GDP;
-    `pure_epsilon` where it also holds at δ = 0.
+    `exact` says whether no smaller ε holds at this δ; otherwise ε is an upper bound. `mu` is set if the guarantee is μ-GDP;
+    `pure_epsilon` is the ε at δ = 0, if there is one.
     """
 
     epsilon: float
@@ -46,8 +46,8 @@ class Guarantee:
 @checked
 @dataclass(frozen=True)
 class PrivacyCost:
-    """The same rounds per round and in total. δ is for the total; a Gaussian round is quoted at the same δ, and a
-    report that is ε-DP by itself at `delta_round` = 0. `exact` is for the total."""
+    """The ε of a number of equal rounds: of one round, and of all rounds together. `delta` and `exact` are for the total. The ε of
+    one Gaussian round is given at the same δ; that of a report which is ε-DP by itself is given at `delta_round` = 0."""
 
     epsilon_round: float
     epsilon_total: float
@@ -64,7 +64,7 @@ class PrivacyCost:
 
 @checked
 def compose(charges: Charges, delta: float) -> Guarantee:
-    """Compose charges to one guarantee at δ. Kinds of events may be mixed; settings and adjacencies may not."""
+    """Compose charges into one guarantee at δ. Kinds of events may be mixed; settings and adjacencies may not."""
     require(0.0 <= delta < 1.0, f"delta is {delta}; it must be at least 0 and below 1.")
     counts: Counter[Event] = Counter()
     for event, count in charges:
@@ -76,7 +76,7 @@ def compose(charges: Charges, delta: float) -> Guarantee:
 
 @checked
 def guarantee(event: Event, rounds: int, delta: float) -> PrivacyCost:
-    """The privacy cost of `rounds` rounds of the same event, per round and in total."""
+    """Compute the privacy cost of `rounds` rounds of the same event, per round and in total."""
     require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more.")
     total = compose([(event, rounds)], delta)
     delta_round = 0.0 if event.family == "report" else delta

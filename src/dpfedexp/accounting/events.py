@@ -1,11 +1,11 @@
 """Events: what a round released, as frozen values that any accountant can read. The ledger is a list of them.
 
-Gaussian events compose by their shift in units of the noise. Report events compose by the law of their privacy loss: PrivUnit's is
-exact, and `PureEvent` is for any other release that is ε-DP by itself. The third family has no guarantee.
+Gaussian events compose by their shift in units of the noise. Report events compose by the distribution of their privacy loss, which
+is exact for PrivUnit; `PureEvent` stands for any other release that is ε-DP by itself. `NonPrivateEvent` has no guarantee.
 
-The event of one round of each mechanism follows from its settings alone; mechanisms, command line and the paper's tables all ask
-here. Everything is in units of the clip C, so rounds with different adaptive clips are the same event. PrivUnit's constants are
-here too: the mechanism draws from them and the accountant charges them.
+The event of one round follows from the settings of the mechanism alone; mechanisms, command line and the paper's tables use the
+functions of this module. Everything is in units of the clip C, so rounds with different adaptive clips are the same event.
+PrivUnit's constants are in this module too: the mechanism draws from them and the accountant charges them.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ Adjacency = Literal["replace-one", "add-remove"]
 Family = Literal["gaussian", "report", "none"]
 ADJACENCIES = ("replace-one", "add-remove")
 BeyondSum = Literal["unknown", "nothing", "squares", "rounding"]
-"""What the released models of a local round depend on beside the sum of its reports: nothing, the reports' squared norms, or a
-rounding of every single report. "unknown" is the value of events that do not say."""
+"""What the released models of a local round depend on beside the sum of its reports: nothing, the squared norms of the reports, or
+the rounding of every single report. "unknown" stands for events that do not say."""
 NoiseBy = Literal["", "both", "helper"]
-"""In a two-party round, who adds noise of the stated size: both aggregators, or only the helper. "" in every other round."""
+"""The parties that add noise of the stated size in a two-party round: both aggregators, or only the helper. "" in other rounds."""
 
 EVALUATION = "evaluation"
-"""The question by which clients measure a released model."""
+"""The name of the query by which clients measure a released model on their own rows."""
 UPDATE, SQUARES = OWN_QUERIES = ("update", "squared norms")
-"""The queries of a mechanism's own; every other query is a vote."""
+"""The names of the queries that a mechanism itself makes; every other query is a vote."""
 
 
 class _Event:
     """Default methods of events whose cost does not depend on sampling or the number of clients."""
 
     def unsampled(self) -> Self:
-        """The same release for an observer who knows the cohort: without amplification by sampling."""
+        """Return the event for an observer who knows the cohort: without amplification by sampling."""
         return self
 
     def for_clients(self, clients: int) -> tuple[Self, int]:
-        """The event, and how often it is charged, for an answer on behalf of several clients of one holder."""
+        """Return the event, and how often it is charged, when one holder answers for several of its clients."""
         return self, 1
 
     def charge_after(self, earlier: Iterable[object]) -> Self:
-        """The charge for another answer to a round for which `earlier` was charged to the same holder."""
+        """Return the charge for one more answer to a round for which the same holder was already charged `earlier`."""
         return self
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:
@@ -60,9 +60,9 @@ class _Event:
 @checked
 @dataclass(frozen=True)
 class Sampling:
-    """Who takes part in a round: everyone, each client independently with probability `rate`, or a fixed number of them.
+    """How the clients of a round are drawn: all of them, each independently with probability `rate`, or a fixed number of them.
 
-    `rate` is the public expected fraction of the clients in every case.
+    `rate` is always the public expected fraction of clients in a round.
     """
 
     kind: Literal["full", "poisson", "fixed"] = "full"
@@ -81,10 +81,10 @@ class Query:
     """One Gaussian query of a joint release.
 
     Args:
-        bound: the largest norm that one client can contribute: what changes when a client is left out.
-        sensitivity: the largest change when the data set changes to a neighbor (under the event's adjacency, the others fixed).
-        noise: the standard deviation of the noise per coordinate, in the same unit.
-        diameter: the largest change when one client is replaced; None where it is not known: then twice the bound is charged.
+        bound: the largest norm of one client's contribution, which is the change when that client is left out.
+        sensitivity: the largest change of the sum between two neighboring data sets, under the adjacency of the event.
+        noise: the standard deviation of the noise per coordinate, in the unit of `bound`.
+        diameter: the largest change when one client is replaced; if None, twice the bound is charged.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Query:
     diameter: float | None = None
 
     def under(self, adjacency: Adjacency, stated: Adjacency) -> Query:
-        """The same query with its sensitivity under `adjacency`, where the present one is that of `stated`."""
+        """Return the query with its sensitivity under `adjacency`; its present sensitivity is the one under `stated`."""
         if adjacency == stated:
             return self
         diameter = self.sensitivity if stated == "replace-one" else self.diameter
@@ -103,11 +103,11 @@ class Query:
 
     @property
     def is_vote(self) -> bool:
-        """Whether it sums a number of every client beside the update."""
+        """Whether the query is a vote: a sum of one number per client, beside the update."""
         return self.name not in OWN_QUERIES
 
     def scaled(self, factor: float) -> Query:
-        """The same query with contributions `factor` times as large."""
+        """Return the query with contributions `factor` times as large."""
         diameter = None if self.diameter is None else self.diameter * factor
         return replace(self, bound=self.bound * factor, sensitivity=self.sensitivity * factor, diameter=diameter)
 
@@ -117,11 +117,11 @@ class Query:
 class GaussianEvent(_Event):
     """All the Gaussian queries of one round, released together.
 
-    `joint_mu` is the exact supremum, over neighbors, of the joint shift in units of the noise, where the mechanism can prove that
-    it is smaller than the root of the sum of squares (full participation only), and `other_mu` the same under the other adjacency.
-    `mu` is what is charged. `attained` says that the noise is Gaussian itself and that some pair of neighbors, under either
-    adjacency, moves the release by exactly its supremum. `beyond_sum` matters in a local round, `noise_by` in a two-party round,
-    whose queries state the noise that one aggregator adds: what the other one can't take away.
+    `joint_mu` is the exact supremum, over neighbors, of the joint shift of all queries in units of the noise. It is set only with
+    full participation, where it is proven to be smaller than the root of the sum of squares. `other_mu` is the same number under
+    the other adjacency. `mu` is charged. `attained` says that the noise is exactly Gaussian and that some pair of neighbors, under
+    either adjacency, moves the release by exactly the supremum. `beyond_sum` is used in local rounds, `noise_by` in two-party
+    rounds. The queries of a two-party round state the noise of one aggregator, which the other aggregator can't subtract.
     """
 
     family: ClassVar[Family] = "gaussian"
@@ -139,31 +139,31 @@ class GaussianEvent(_Event):
 
     @property
     def exact(self) -> bool:
-        """Whether no smaller μ holds: every client takes part, and the shift that is charged can happen."""
+        """Whether no smaller μ holds: every client takes part, and some pair of neighbors reaches the shift that is charged."""
         proven = len(self.queries) == 1 or self.joint_mu is not None
         return self.attained and proven and self.sampling.kind == "full"
 
     @property
     def question(self) -> str:
-        """What is released in place of an update, by the name of its first query; empty where an update is among the queries."""
+        """The name of the first query if only votes are released; empty if an update is among the queries."""
         return self.queries[0].name if all(query.is_vote for query in self.queries) else ""
 
     def under(self, adjacency: Adjacency) -> GaussianEvent:
-        """The same release, accounted under `adjacency`."""
+        """Return the event of the same release under `adjacency`."""
         if adjacency == self.adjacency:
             return self
         queries = tuple(q.under(adjacency, self.adjacency) for q in self.queries)
         return replace(self, adjacency=adjacency, queries=queries, joint_mu=self.other_mu, other_mu=self.joint_mu)
 
     def scaled(self, factor: float) -> GaussianEvent:
-        """The same queries with contributions `factor` times as large."""
+        """Return the event with contributions `factor` times as large in every query."""
         if factor == 1:
             return self
         joint, other = (None if mu is None else mu * factor for mu in (self.joint_mu, self.other_mu))
         return replace(self, queries=tuple(q.scaled(factor) for q in self.queries), joint_mu=joint, other_mu=other)
 
     def to_readers(self) -> GaussianEvent:
-        """A two-party round for an observer who sees the models only: the noise of both, and not who took part."""
+        """Return a two-party round for an observer of the models only: with the noise of all parties, and the cohort hidden."""
         # The sum of two independent Gaussian noises has √2 times the standard deviation of each.
         factor = math.sqrt(0.5) if self.noise_by == "both" else 1.0
         event = replace(self.scaled(factor), setting="central", noise_by="")
@@ -173,14 +173,14 @@ class GaussianEvent(_Event):
         return replace(self, sampling=Sampling())
 
     def for_clients(self, clients: int) -> tuple[GaussianEvent, int]:
-        # In a sum (central or two-party) all the holder's data together move it `clients` times as far as one client's, in every
-        # query (by the triangle inequality the joint shift too), while the noise stays the same. Local: each report has noise of
-        # its own, so they compose, which for Gaussian noise is exactly one event with √clients times the shift.
+        # Central and two-party: replacing all data of the holder moves the sum `clients` times as far as replacing one client, in
+        # every query and, by the triangle inequality, jointly, while the noise stays the same. Local: each report has its own
+        # noise, so the reports compose, which for Gaussian noise is exactly one event with √clients times the shift.
         return self.scaled(math.sqrt(clients) if self.setting == "local" else clients), 1
 
     def charge_after(self, earlier: Iterable[object]) -> GaussianEvent:
-        # A server may add all of a round's central answers into one sum with one noise, where their shifts add: μ₁ + μ₂ instead of
-        # √(μ₁² + μ₂²). With M charged so far, an answer of μ is therefore charged as √((M + μ)² − M²).
+        # A server may add all central answers of a round into one sum with one noise, in which the shifts add up: μ₁ + μ₂ instead
+        # of √(μ₁² + μ₂²). If μ = M was charged so far, an answer with μ is therefore charged as √((M + μ)² − M²).
         if self.setting == "local":
             return self
         before = gdp.compose(e.mu for e in earlier if isinstance(e, GaussianEvent) and e.setting == self.setting)
@@ -191,22 +191,22 @@ class GaussianEvent(_Event):
 
     @property
     def strength(self) -> float:
-        """A number that orders events of one kind by what they cost."""
+        """A number that orders events of one class by their cost."""
         return self.mu
 
     @property
     def separate_mu(self) -> float:
-        """The queries composed one by one: sqrt(Σ (sensitivity/noise)²)."""
+        """μ of the queries composed one by one: sqrt(Σ (sensitivity/noise)²)."""
         return _norm(q.sensitivity / q.noise if q.noise > 0 else math.inf for q in self.queries)
 
     @property
     def mu(self) -> float:
-        """The Gaussian-DP parameter of the release without amplification."""
+        """μ of the release (Gaussian DP) without amplification by sampling."""
         return self.separate_mu if self.joint_mu is None else self.joint_mu
 
     @property
     def radius(self) -> float:
-        """The largest joint norm of one client's contribution in units of the noise: what Poisson sampling needs."""
+        """The largest norm of one client's contribution to all queries, in units of the noise; used with Poisson sampling."""
         return _norm(q.bound / q.noise if q.noise > 0 else math.inf for q in self.queries)
 
 
@@ -215,7 +215,7 @@ def _norm(ratios: Iterable[float]) -> float:
 
 
 _LARGEST_EPSILON = 1e6
-"""Beyond this a promise is none, and exponentials of it are not numbers."""
+"""The largest ε in computations: above it there is no protection, and e^ε overflows."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class ThreePoint:
 
 
 def randomized_response(epsilon: float) -> ThreePoint:
-    """The loss that dominates every release that is ε-DP."""
+    """Return the privacy loss of randomized response at ε, which dominates that of every ε-DP release."""
     return ThreePoint(epsilon, 1.0 / (1.0 + math.exp(-epsilon)))
 
 
@@ -245,9 +245,9 @@ class PrivUnitEvent(_Event):
     """One PrivUnit × ScalarDP report of one client.
 
     The direction V is in the cap of mass `cap` around the client's own direction with probability `p`; the level is (k+1)-ary
-    randomized response at `epsilon2`. `nominal` is ε₀+ε₁+ε₂ as asked for; the exact ε of the direction is log(p(1−cap)/(cap(1−p))).
-    `sampling` is None in events that do not say who took part. `attained` is False where the report is rounded, which can only
-    hide more.
+    randomized response at `epsilon2`. `nominal` is the requested ε₀+ε₁+ε₂; the direction has exactly ε = log(p(1−cap)/(cap(1−p))).
+    `sampling` is None in events that do not say who took part. `attained` is False for rounded reports; rounding can only lower
+    the privacy loss.
     """
 
     question: ClassVar[str] = ""
@@ -266,7 +266,7 @@ class PrivUnitEvent(_Event):
 
     @property
     def exact(self) -> bool:
-        """Whether the composition below is the exact one: opposite caps are disjoint, and every client takes part."""
+        """Whether the composition of `losses` is exact: opposite caps are disjoint, and every client takes part."""
         return self.attained and self.cap <= 0.5 and self.sampling is not None and self.sampling.kind == "full"
 
     @property
@@ -281,9 +281,9 @@ class PrivUnitEvent(_Event):
         return self.direction_epsilon + self.epsilon2
 
     def losses(self) -> tuple[ThreePoint, ...]:
-        """The independent parts of one report's privacy loss."""
+        """Return the independent parts of the privacy loss of one report: of its direction and of its level."""
         direction = self.direction_epsilon
-        # Caps above one half overlap; randomized response dominates anything that is L-DP.
+        # Opposite caps of mass above ½ overlap; randomized response dominates every L-DP direction.
         first = ThreePoint(direction, self.p) if self.cap <= 0.5 else randomized_response(direction)
         level = ThreePoint(self.epsilon2, 1.0 / (1.0 + self.k * math.exp(-self.epsilon2)))
         return tuple(part for part in (first, level) if part.step > 0.0)
@@ -295,12 +295,12 @@ class PrivUnitEvent(_Event):
         return self
 
     def for_clients(self, clients: int) -> tuple[PrivUnitEvent, int]:
-        return self, clients  # each client's report is randomized on its own, so they compose
+        return self, clients  # the reports are randomized independently, so they compose
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:
         if not isinstance(other, PrivUnitEvent):
             return False
-        # An equal pure ε is not enough: one part that holds all of it composes worse than several.
+        # An equal pure ε is not enough: over many rounds, one part with all of the ε composes to more than several smaller parts.
         mine, theirs = (
             (e.direction_epsilon, e.p, e.epsilon2, 1.0 / (1.0 + e.k * math.exp(-e.epsilon2))) for e in (self, other)
         )
@@ -314,9 +314,9 @@ class PrivUnitEvent(_Event):
 @checked
 @dataclass(frozen=True)
 class PureEvent(_Event):
-    """An ε-DP release or report of any kind, composed as the randomized response that dominates it.
+    """Any release or report that is ε-DP by itself, composed as the randomized response that dominates it.
 
-    `sampling` amplifies nothing here. `attained` says that some pair of neighbors and some outcome reach the ratio e^ε.
+    `sampling` is recorded but does not amplify. `attained` says that some neighbors and some outcome reach the ratio e^ε.
     """
 
     question: ClassVar[str] = ""
@@ -324,7 +324,7 @@ class PureEvent(_Event):
     composition: ClassVar[str] = "composition of ε-DP releases"
     nominal: ClassVar[None] = None
     exact: ClassVar[bool] = False
-    """Randomized response may hide less than the release itself does, so its composition is an upper bound."""
+    """Randomized response may reveal more than the release does, so the composition is an upper bound."""
 
     epsilon: float
     setting: Literal["central", "local"]
@@ -341,7 +341,7 @@ class PureEvent(_Event):
 
     @property
     def strength(self) -> float:
-        """The ε that a round spends. In a cohort of fixed size one client more pushes another one out: two contributions change."""
+        """The ε of a round; doubled if adding a client to a cohort of fixed size replaces another client (two changes)."""
         sampling = self.sampling
         pushes_out = sampling is not None and sampling.kind == "fixed" and sampling.rate < 1.0
         twice = self.setting == "central" and self.adjacency == "add-remove" and pushes_out
@@ -355,14 +355,14 @@ class PureEvent(_Event):
         return replace(self, sampling=Sampling())
 
     def under(self, adjacency: Adjacency) -> PureEvent:
-        """Replacing a client is leaving one out and taking one in; the other way round nothing is known."""
+        """Return the event with ε under `adjacency`: replace-one costs twice the add-remove ε; the opposite has no bound."""
         if adjacency == self.adjacency:
             return self
         require(adjacency == "replace-one", "a replace-one epsilon does not bound the removal of a client.")
         return replace(self, adjacency="replace-one", epsilon=2.0 * self.epsilon)
 
     def for_clients(self, clients: int) -> tuple[PureEvent, int]:
-        """By group privacy in the center, by composition where each client reports on its own."""
+        """Return the cost of several clients: by group privacy in the central setting, by composition in the local one."""
         if self.setting == "local":
             return self, clients
         return replace(self, epsilon=self.epsilon * clients), 1
@@ -370,8 +370,8 @@ class PureEvent(_Event):
     def charge_after(self, earlier: Iterable[object]) -> PureEvent:
         if self.setting != "central":
             return self
-        # A server may add all of a round's central answers into one release, which then costs the sum of their ε: this answer is
-        # charged with all of it, because a sequence of the parts would compose to less.
+        # A server may add all central answers of a round into one release, which then costs the sum of their ε. The last answer is
+        # charged with the whole sum, because the separate charges would compose to less.
         before = math.fsum(e.epsilon for e in earlier if isinstance(e, PureEvent) and e.setting == "central")
         return replace(self, epsilon=self.epsilon + before)
 
@@ -404,7 +404,7 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> Event:
-    """The event that `to_json` wrote; a clear error for anything else."""
+    """Read an event from the output of `to_json`; raise `InputError` for anything else."""
     fields = dict(data)
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -415,7 +415,7 @@ def from_json(data: dict[str, Any]) -> Event:
         if kind == "GaussianEvent" or fields.get("sampling") is not None:
             fields["sampling"] = Sampling(**fields["sampling"])
         event = _KINDS[kind](**fields)
-        # The fields that a ledger may leave out must be of the right type; the accountants use all the others.
+        # Only the fields that a ledger may leave out are checked; a wrong type in another field fails in the accountant.
         attained = getattr(event, "attained", False)
         require(type(attained) is bool, f"attained is {attained!r}; it must be true or false.")
         if isinstance(event, GaussianEvent):
@@ -432,12 +432,12 @@ def from_json(data: dict[str, Any]) -> Event:
 
 GammaRule = Literal["exact", "paper", "optimal"]
 Votes = tuple[tuple[str, float], ...]
-"""Names of votes, and the noise on each."""
+"""The name of each vote and the standard deviation of the noise on its sum."""
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """The settings from which the event of a round is made; `dimension` is missing where no model is known."""
+    """The settings from which the event of a round is made; `dimension` is None if no model is known."""
 
     noise_multiplier: float | None = None
     adjacency: Adjacency = "replace-one"
@@ -455,10 +455,10 @@ def central_gaussian(
     scalar_multiplier: float | None = None,
     votes: Votes = (),
 ) -> GaussianEvent:
-    """A trusted server's noisy sum, with the paper's squared norms and with votes where they are released too.
+    """Return the event of a trusted server's noisy sum, with the paper's squared norms and the votes if they are released.
 
-    The noise is `noise_multiplier` over C on the sum of updates, which replace-one moves by 2C and add-remove by C, and
-    `scalar_multiplier` over C² on the sum of squared norms; None where they are not released.
+    The noise on the sum of updates is `noise_multiplier`·C; the sum changes by 2C under replace-one and by C under add-remove. The
+    noise on the sum of squared norms is `scalar_multiplier`·C²; None if the squared norms are not released.
     """
     z = noise_multiplier
     queries = [Query(UPDATE, 1.0, 2.0 if adjacency == "replace-one" else 1.0, z, diameter=2.0)]
@@ -470,30 +470,30 @@ def central_gaussian(
     for name, noise in votes:
         queries.append(_vote(name, noise, adjacency))
         replaced, left_out = math.hypot(replaced, 1.0 / noise), math.hypot(left_out, 0.5 / noise)
-    # Attained, all queries at once: an update of norm C, left out or turned round. Whether it was within the clip is free to
-    # differ: it may have been longer before it was clipped. Further votes may be tied to the update, as whether training helped
-    # is: then no pair of neighbors moves both to the full.
+    # The supremum is attained in all queries at once by an update of norm C that is left out or negated. The vote "within clip" can
+    # differ independently, because the update may have been longer before it was clipped. Other votes may depend on the update
+    # (such as whether training helped): then possibly no pair of neighbors reaches the bounds of both.
     tied = any(name != "within clip" for name, _ in votes)
     return _central(adjacency, queries, sampling, not tied, replaced, left_out)
 
 
 def two_party(event: GaussianEvent, sampling: Sampling = Sampling(), noise_by: NoiseBy = "both") -> GaussianEvent:
-    """A two-party round as either aggregator sees it: sampling does not amplify.
+    """Return the event of a two-party round against either aggregator, for which sampling does not amplify.
 
-    `event` is the round of a trusted server with the noise that one aggregator adds and with full participation.
+    `event` is the event of a trusted server with the noise of one aggregator and with full participation.
     """
     return replace(event, setting="two-party", sampling=sampling, attained=False, noise_by=noise_by)
 
 
 def votes_only(votes: Votes, adjacency: Adjacency = "replace-one", sampling: Sampling = Sampling()) -> GaussianEvent:
-    """A trusted server's noisy votes without an update.
+    """Return the event of a trusted server's noisy votes without an update.
 
-    A vote that is asked in bins is one vote here: a client is in one bin only, so it moves all the bins together by ½ when it is
-    left out and by at most 1 when it is replaced, with the same noise on every bin.
+    A vote with several bins counts as one vote: a client is in one bin only, so the bins together change by ½ in norm when it is
+    left out and by at most 1 when it is replaced; every bin has the same noise.
     """
     require(len(votes) > 0, "votes is empty; a round without an update must release at least one vote.")
     queries = [_vote(name, noise, adjacency) for name, noise in votes]
-    # Votes are free to differ independently of each other, so the joint shift is that of the votes composed one by one.
+    # A client can change its votes independently of each other, so the joint shift is that of the votes composed one by one.
     replaced = math.hypot(*(1.0 / noise for _, noise in votes))
     return _central(adjacency, queries, sampling, True, replaced, replaced / 2.0)
 
@@ -501,7 +501,7 @@ def votes_only(votes: Votes, adjacency: Adjacency = "replace-one", sampling: Sam
 def _central(
     adjacency: Adjacency, queries: Sequence[Query], sampling: Sampling, free: bool, replaced: float, left_out: float
 ) -> GaussianEvent:
-    """The event of these queries, with their joint μ where it is proven; `free`: some neighbors move all queries to the full."""
+    """Return the event of the queries, with its joint μ if proven; `free`: some neighbors reach the bounds of all queries."""
     full = sampling.kind == "full"
     event = GaussianEvent("central", adjacency, tuple(queries), sampling, attained=full and free)
     if not full or len(queries) == 1:
@@ -511,7 +511,7 @@ def _central(
 
 
 def _vote(name: str, noise: float, adjacency: Adjacency) -> Query:
-    """A client's share is within ±½."""
+    """Return the query of one vote, in which the share of a client is within ±½."""
     require(
         name not in OWN_QUERIES, f"a vote is called {name!r}, as a query of the mechanism's own; call it otherwise."
     )
@@ -520,9 +520,9 @@ def _vote(name: str, noise: float, adjacency: Adjacency) -> Query:
 
 
 def local_gaussian(noise_multiplier: float, sampling: Sampling = Sampling(), *, squares: bool = False) -> GaussianEvent:
-    """A client's own report with noise zC in every coordinate. The server sees who sent what, so sampling amplifies nothing.
+    """Return the event of one client's report with noise zC per coordinate. The server sees the sender: sampling does not amplify.
 
-    `squares` says whether the server's step size uses the squared norm of every report.
+    `squares` says whether the step size of the server uses the squared norm of every report.
     """
     update = Query(UPDATE, 1.0, 2.0, noise_multiplier, diameter=2.0)
     beyond: BeyondSum = "squares" if squares else "nothing"
@@ -538,7 +538,7 @@ def privunit(
     dimension: int | None = None,
     sampling: Sampling = Sampling(),
 ) -> PrivUnitEvent:
-    """A report of PrivUnit(ε₀, ε₁) × ScalarDP(ε₂); with the exact γ it is the same in every dimension."""
+    """Return the event of a report of PrivUnit(ε₀, ε₁) × ScalarDP(ε₂); with the exact γ it does not depend on the dimension."""
     for name, value in (("epsilon0", epsilon0), ("epsilon1", epsilon1), ("epsilon2", epsilon2)):
         require(0.0 < value <= 500.0, f"{name} is {value}; it must be above 0 and at most 500.")
     if gamma == "exact":
@@ -556,7 +556,7 @@ def privunit(
 
 
 def round_event(kind: str, settings: RoundSettings) -> Event | None:
-    """What one round of a mechanism of this library costs, from its settings alone; None for a kind that is not known here."""
+    """Return the event of one round of a mechanism of this library; None if `kind` is another mechanism."""
     if kind == "none":
         return NonPrivateEvent()
     if kind not in ("central-gaussian", "two-party", "two-party-one-sided", "local-gaussian", "privunit"):
@@ -595,17 +595,17 @@ class Direction:
 
     @property
     def epsilon(self) -> float:
-        """The exact ε of V: the log of the ratio of the density inside the cap to that outside."""
+        """The exact ε of V: the log of the ratio of the densities inside and outside the cap."""
         return math.log(self.p / (1 - self.p)) + math.log((1 - self.q) / self.q)
 
 
 @lru_cache(maxsize=256)
 def direction(dimension: int, epsilon0: float, epsilon1: float, rule: GammaRule = "exact") -> Direction:
-    """PrivUnit's constants.
+    """Compute the constants of PrivUnit.
 
-    The rules:
+    The rules for γ:
         exact: the largest γ that ε₁ allows: q = 1/(1 + e^{ε₁}).
-        paper: γ = tanh(ε₁/2)·sqrt(π/(2(d−1))), the paper's first condition: only sufficient, and unsound at d = 2.
+        paper: γ = tanh(ε₁/2)·sqrt(π/(2(d−1))), the paper's first condition: sufficient but not necessary, and unsound at d = 2.
         optimal: ε₀ + ε₁ split so that 1/m, and with it the variance, is smallest (Asi, Feldman and Talwar 2022).
     """
     require(dimension >= 2, f"PrivUnit needs a model of at least 2 parameters; this one has {dimension}.")
@@ -645,5 +645,5 @@ def direction(dimension: int, epsilon0: float, epsilon1: float, rule: GammaRule 
 
 
 def level_count(epsilon2: float) -> int:
-    """k = ⌈e^{ε₂/3}⌉: ScalarDP's levels are 0, …, k."""
+    """Return k = ⌈e^{ε₂/3}⌉: the levels of ScalarDP are 0, …, k."""
     return math.ceil(math.exp(epsilon2 / 3) * (1 - 1e-12))

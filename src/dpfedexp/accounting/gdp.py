@@ -1,11 +1,11 @@
-"""Exact Gaussian differential privacy: what a Gaussian shift of μ standard deviations promises.
+"""Exact Gaussian differential privacy (GDP): conversions between μ, ε and δ.
 
-A release is μ-GDP when telling neighbors apart is no easier than telling N(0, 1) from N(μ, 1). Gaussian queries are
-exactly that, and they compose exactly: μ² adds (Dong, Roth, Su 2022). The curve is, with a = μ/2 − ε/μ,
+A release is μ-GDP if telling neighbors apart is at least as hard as telling N(0, 1) from N(μ, 1). Gaussian queries are
+exactly μ-GDP and compose exactly: the μ² add up (Dong, Roth, Su 2022). With a = μ/2 − ε/μ,
 
     δ(ε) = Φ(a) − e^ε Φ(a − μ) = ½ e^{−a²/2} [erfcx(−a/√2) − erfcx((μ − a)/√2)],
 
-and the second form holds no large exponent, so nothing overflows at any ε. Nothing in this file is approximated.
+and the second form has no large exponents, so it does not overflow at any ε. All formulas in this module are exact.
 """
 
 import math
@@ -21,12 +21,12 @@ _LOG2 = math.log(2.0)
 
 
 def delta(epsilon: float, mu: float) -> float:
-    """The smallest δ for which μ-GDP implies (ε, δ)-DP. ε may be negative (δ then exceeds 1 − e^ε)."""
+    """Compute the smallest δ for which μ-GDP implies (ε, δ)-DP. ε may be negative (δ then exceeds 1 − e^ε)."""
     return math.exp(log_delta(epsilon, mu))
 
 
 def log_delta(epsilon: float, mu: float) -> float:
-    """log δ(ε): finite where δ itself is below the smallest float."""
+    """Compute log δ(ε), which is finite even if δ is below the smallest float."""
     if mu == 0.0:
         return math.log(-math.expm1(epsilon)) if epsilon < 0.0 else -math.inf
     if math.isinf(mu):
@@ -37,14 +37,14 @@ def log_delta(epsilon: float, mu: float) -> float:
 
 
 def deltas(epsilons: np.ndarray, mu: float) -> np.ndarray:
-    """δ at each of several ε, of either sign, for a finite μ above 0."""
+    """Compute δ for an array of ε of either sign, for a finite μ above 0."""
     a = mu / 2 - epsilons / mu
     values: np.ndarray = np.clip(ndtr(a) - np.exp(epsilons + log_ndtr(a - mu)), 0.0, 1.0)
     return values
 
 
 def epsilon(mu: float, delta: float) -> float:
-    """The smallest ε ≥ 0 for which μ-GDP implies (ε, δ)-DP; infinite at δ = 0."""
+    """Compute the smallest ε ≥ 0 for which μ-GDP implies (ε, δ)-DP; infinite at δ = 0."""
     if mu == 0.0 or delta >= 1.0:
         return 0.0
     if math.isinf(mu) or delta <= 0.0:
@@ -60,7 +60,7 @@ def epsilon(mu: float, delta: float) -> float:
 
 
 def mu(epsilon: float, delta: float) -> float:
-    """The largest μ for which μ-GDP implies (ε, δ)-DP."""
+    """Compute the largest μ for which μ-GDP implies (ε, δ)-DP."""
     if math.isinf(epsilon) or delta >= 1.0:
         return math.inf
     if delta <= 0.0:
@@ -71,7 +71,7 @@ def mu(epsilon: float, delta: float) -> float:
 
     target = math.log(delta)
     quantile = -float(ndtri(delta))
-    # δ(ε) ≤ Φ(a), and Φ(a) = δ at this μ; written so that a small ε does not cancel.
+    # The lower end is the μ with Φ(a) = δ, because δ(ε) ≤ Φ(a); this form does not cancel at small ε.
     root = math.sqrt(quantile * quantile + 2.0 * epsilon)
     low = 2.0 * epsilon / (root + quantile) if quantile > 0.0 else root - quantile
     low, high = low * (1.0 - 1e-9), 2.0 * low
@@ -81,7 +81,7 @@ def mu(epsilon: float, delta: float) -> float:
 
 
 def compose(mus: Iterable[float]) -> float:
-    """Releases that are μ₁-, μ₂-, …-GDP are together √(Σ μᵢ²)-GDP, also where each is chosen after seeing those before."""
+    """Return μ = √(Σ μᵢ²) of releases that are μᵢ-GDP, also if each is chosen after seeing the earlier ones."""
     return math.hypot(*mus)
 
 
@@ -93,27 +93,27 @@ def advantage(mu: float) -> float:
 def _log_delta(a: float, mu: float) -> float:
     far = float(erfcx((mu - a) / _SQRT2))
     if a > 0.0:
-        # erfcx overflows on this side, and Φ(a) ≥ ½ needs no logarithm.
+        # erfcx(−a/√2) overflows for a > 0; Φ(a) ≥ ½ is not small and can be computed directly.
         return math.log(max(float(ndtr(a)) - 0.5 * math.exp(-a * a / 2.0) * far, 5e-324))
     near = float(erfcx(-a / _SQRT2))
     return -a * a / 2.0 - _LOG2 + math.log(max(near - far, 5e-324))
 
 
 FREE_THRESHOLD = (11.0 + 5.0 * math.sqrt(5.0)) / 8.0
-"""The scalar costs nothing iff (C·σ_v/σ_s)² is at most this, 2.7725."""
+"""The scalar query costs nothing iff (C·σ_v/σ_s)² is at most this number, 2.7725."""
 
 
 @checked
 def joint_mu(clip: float, vector_noise: float, scalar_noise: float) -> float:
-    """μ of the paper's separate scalar query, released jointly with the vector (replace-one, full participation).
+    """Compute μ of the vector and the paper's scalar query, released jointly (replace-one, full participation).
 
-    It is sup over Δ, Δ' of √(‖Δ−Δ'‖²/σ_v² + (‖Δ‖²−‖Δ'‖²)²/σ_s²), with the noise stds σ_v, σ_s on the *sums*. Composing the two
-    queries separately charges for both worst cases at once, but the vector moves furthest (2C) exactly where the norms agree.
+    μ is sup over Δ, Δ' of √(‖Δ−Δ'‖²/σ_v² + (‖Δ‖²−‖Δ'‖²)²/σ_s²), with the noise stds σ_v, σ_s on the *sums*. Composing the two
+    queries separately charges for both worst cases at once, but the vector changes most (2C) exactly if the two norms are equal.
 
-    Exact, in closed form. Antiparallel vectors maximize the first term at no cost to the second, and scaling both
-    until the longer has norm C increases both terms, so with b the other norm over C and ρ = (C·σ_v/σ_s)² it is
-    (C/σ_v)·√max h(b) for h(b) = (1+b)²(1 + ρ(1−b)²). Its derivative vanishes where 2ρ·b(1−b) = 1: the smaller root is
-    the only maximum inside (0, 1), and h(1) = 4 is the vector alone. They are equal at ρ = (11+5√5)/8.
+    The result is exact, in closed form. Antiparallel vectors maximize the first term and leave the second unchanged, and scaling
+    both until the longer has norm C increases both terms. So with b the other norm over C and ρ = (C·σ_v/σ_s)², μ is
+    (C/σ_v)·√max h(b) for h(b) = (1+b)²(1 + ρ(1−b)²). The derivative of h vanishes where 2ρ·b(1−b) = 1: the smaller root is
+    the only maximum inside (0, 1), and h(1) = 4 is the vector alone. Both maxima are equal at ρ = (11+5√5)/8.
     """
     for name, value in (("clip", clip), ("vector_noise", vector_noise), ("scalar_noise", scalar_noise)):
         require(value >= 0.0, f"{name} is {value}; it must be zero or more.")

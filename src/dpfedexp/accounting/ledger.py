@@ -1,10 +1,10 @@
-"""The ledger: the charges of a run, written to disk before the release that they pay for.
+"""The ledger: the charges of a run, each written to disk before its release.
 
-One JSON object to a line, a header and then one charge per round. Every line ends with the SHA-256 of the previous line's hash and
-its own text; a side file `<name>.head` holds the number of records and the last hash, so removed lines at the end are noticed too.
+The file has one JSON object per line: a header, then the charges. Every line ends with the SHA-256 of the previous line's hash and
+its own text. The file `<name>.head` holds the number of records and the last hash, so that removed last lines are detected too.
 
-A charge is written and synced, then the head is replaced atomically and synced, then `charge` returns. Killed at any instant, the
-file is ahead of its head by at most one record, or ends in a torn line: both were never acknowledged, and both open again.
+A charge is written and synced, then the head is replaced atomically and synced, then `charge` returns. If the process is killed,
+the file has at most one record more than its head, or ends in a torn line: neither was acknowledged, and the ledger opens again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GENESIS = "0" * 64
 @checked
 @dataclass(frozen=True)
 class Budget:
-    """The most that a run may spend in total."""
+    """The largest total ε, at δ, that a run may spend."""
 
     epsilon: float
     delta: float
@@ -48,10 +48,10 @@ class Budget:
 @checked
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One charge: what round `round` of the run `run` releases with the randomness `noise`.
+    """One charge: the event of round `round` of the run `run`, with the noise key `noise`.
 
-    A release is determined by these, so computing it again with the same noise shows nothing new. Whatever differs in any of
-    them is another release, and is paid for.
+    These fields determine the release, so computing it again with the same noise reveals nothing new. A release that differs in
+    any field is charged again.
     """
 
     round: int
@@ -75,8 +75,8 @@ class LedgerMark:
 class LedgerWitness(Protocol):
     """Keeps the position of a ledger outside its folder, so that older and second copies are refused.
 
-    `check` raises `LedgerError` unless the ledger is the newest copy; `move` checks it and takes down its mark on disk. After
-    `close` the ledger is charged no more.
+    `check` raises `LedgerError` unless the ledger is the newest copy; `move` checks the ledger and stores its mark on disk. No
+    charge follows after `close`.
     """
 
     def check(self, ledger: Ledger) -> None: ...
@@ -90,8 +90,8 @@ class LedgerWitness(Protocol):
 class Ledger:
     """The charges of a run, or of several runs over the same clients, whose costs add up.
 
-    Made by `create`, `open` or `in_memory`; `charge` returns only when the charge is on disk, and when all `witnesses` have taken
-    down the new mark.
+    Use `create`, `open` or `in_memory` to make a ledger. `charge` returns only after the charge is on disk and all `witnesses` have
+    stored the new mark.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class Ledger:
         self.header = header
         self._entries = entries
         self._after: list[list[str]] = [[]]
-        """By number of charges, the hashes of the last charge and of the seals after it."""
+        """For each number of charges, the hashes of the last charge and of the seals after it."""
         self.seals: list[tuple[int, str, dict[str, str]]] = []
-        """Every seal: after how many charges, of which run, and its digests."""
+        """Every seal: the number of charges before it, the name of its run, and its digests."""
         for record, line_hash in zip([header, *content.records], content.hashes, strict=True) if content else ():
             if "event" in record:
                 self._after.append([])
@@ -128,7 +128,7 @@ class Ledger:
     @classmethod
     @checked
     def create(cls, path: str | Path, *, config_hash: str = "", **header: Any) -> Ledger:
-        """A new ledger file; refuses to replace one. `header` may hold delta, adjacency and anything else worth stating."""
+        """Create a ledger file; refuse to replace one. `header` may hold delta, adjacency and other facts about the run."""
         path = Path(path)
         content = {"format": FORMAT, "version": VERSION, "config": config_hash, **header}
         try:
@@ -142,10 +142,10 @@ class Ledger:
     @classmethod
     @checked
     def open(cls, path: str | Path, *, read_only: bool = False) -> Ledger:
-        """A ledger that exists, checked line by line.
+        """Open an existing ledger and check every line.
 
-        A torn last line, which a crash during `charge` leaves and which never paid for anything, is dropped. `read_only` changes
-        nothing on disk, ignores a torn last line, and works while a run is writing.
+        A torn last line, left by a crash during `charge`, is dropped: no release followed it. `read_only` changes nothing on disk,
+        ignores a torn last line, and works while a run is writing.
         """
         path = Path(path)
         if not path.exists():
@@ -168,24 +168,24 @@ class Ledger:
         return len(self._entries)
 
     def mark(self) -> LedgerMark:
-        """Where the ledger stands now, for a checkpoint to remember."""
+        """Return the present position of the ledger, for a checkpoint to store."""
         return LedgerMark(len(self), self._after[-1][-1] if self._after[-1] else "")
 
     @property
     def first_hash(self) -> str:
-        """What this ledger can be known by: the hash of its first line, "" in memory."""
+        """The identity of the ledger: the hash of its first line, "" in memory."""
         return self._after[0][0] if self._after[0] else ""
 
     def holds(self, mark: LedgerMark) -> bool:
-        """Whether this is the ledger that `mark` was taken of, or a continuation of it."""
+        """Return whether `mark` was taken from this ledger or from an earlier state of it."""
         if not 0 <= mark.count <= len(self):
             return False
         return mark.hash in self._after[mark.count] if self._after[0] else mark.hash == ""
 
     def seal(self, run: str, **digests: str) -> None:
-        """Bind the results of a run, such as the hash of its model, to the charges that paid for them.
+        """Bind the results of a run, such as the hash of its model, to the charges of that run.
 
-        A later seal of the same run takes the place of an earlier one.
+        A later seal of the same run replaces an earlier one.
         """
         if self._read_only:
             raise LedgerError("this ledger was opened for reading; open it without read_only to seal it.")
@@ -197,12 +197,12 @@ class Ledger:
         self._move_witnesses()
 
     def sealed(self, run: str) -> dict[str, str] | None:
-        """The digests of the run's last seal; None where it has none, or was charged since."""
+        """Return the digests of the last seal of a run; None if it has no seal or was charged after it."""
         count, digests = next(((n, found) for n, name, found in reversed(self.seals) if name == run), (0, None))
         return None if any(entry.run == run for entry in self._entries[count:]) else digests
 
     def _append(self, record: dict[str, Any]) -> list[str]:
-        """The hash of the new line, none in memory."""
+        """Write a line, and return its hash in a list; an empty list for a ledger in memory."""
         if self._writer is None:
             return []
         self._writer.append({"seq": len(self._writer.hashes), **record})
@@ -220,8 +220,8 @@ class Ledger:
         """Charge a round before its release. Returns whether a charge was added.
 
         A charge belongs to a run, a round and a noise key. A seeded simulation that computes the same round again with the same
-        randomness releases nothing new, so it is not charged twice (False is returned). Without `noise` the randomness is fresh,
-        which costs every time. `note` is kept in the line for its readers, and changes nothing in the charge.
+        noise key releases nothing new, so it is not charged twice (False is returned). Without `noise` the noise is fresh, and
+        every call is charged. `note` is stored in the line for people who read the file; it does not affect the charge.
         """
         require(isinstance(round, int) and round >= 0, f"round is {round!r}; it must be a whole number, zero or more.")
         if self._read_only:
@@ -247,13 +247,13 @@ class Ledger:
             witness.move(self)
 
     def check_newest(self) -> None:
-        """Raises `LedgerError` where a witness knows of charges that this ledger lacks: another copy of it was charged."""
+        """Raise `LedgerError` if a witness knows of charges that this ledger lacks, because another copy of it was charged."""
         for witness in self.witnesses:
             witness.check(self)
 
     def charges(self) -> list[tuple[Event, int]]:
-        """What was charged, as any accountant reads it: each distinct event and how often."""
-        # Every round asks, and hashing all the events before it would take time that grows with their number.
+        """Return each distinct event and how often it was charged, as the accountants expect."""
+        # Called in every round: only new entries are hashed, so that the time does not grow with the number of rounds.
         self._counts.update(entry.event for entry in self._entries[self._counted :])
         self._counted = len(self._entries)
         return list(self._counts.items())
@@ -264,7 +264,7 @@ class Ledger:
     def check(
         self, budget: Budget, event: Event, *, round: int | None = None, run: str = "", noise: str | None = None
     ) -> None:
-        """Raise `BudgetExceeded` if one more round of `event` would exceed the budget; a release already paid for never does."""
+        """Raise `BudgetExceeded` if one more `event` would exceed the budget; a release that is already charged never does."""
         if round is not None and noise is not None and self._paid.get((run, round, noise)) == event:
             return
         after = compose([*self.charges(), (event, 1)], budget.delta).epsilon
@@ -280,7 +280,7 @@ class Ledger:
             )
 
     def _counted_charges(self) -> str:
-        """'2 votes, 3 rounds and 1 evaluation have'."""
+        """Return the number of charges of each kind in words, such as '2 votes, 3 rounds and 1 evaluation have'."""
         questions = [entry.event.question for entry in self._entries]
         kinds = {
             "vote": sum(name not in ("", EVALUATION) for name in questions),
@@ -326,7 +326,7 @@ def _entries(path: Path, records: list[dict[str, Any]]) -> list[LedgerEntry]:
                 continue
             require(type(record["round"]) is int, f"its round is {record['round']!r}")
             event = from_json(record["event"])
-            # Every number is used once, so that a field of the wrong type is found here and not in an accountant.
+            # Use every number once, so that a field of the wrong type raises here and not in an accountant.
             if isinstance(event, GaussianEvent):
                 _ = float(event.mu) + float(event.radius)
             elif isinstance(event, PrivUnitEvent):
@@ -343,7 +343,7 @@ def _entries(path: Path, records: list[dict[str, Any]]) -> list[LedgerEntry]:
 
 @dataclass(frozen=True)
 class Chain:
-    """What a chain file holds: the first line, the records after it, the hashes of both, and whether a torn line follows."""
+    """The content of a chain file: first line, records, hashes of all lines, size in bytes, and whether a torn line follows."""
 
     header: dict[str, Any]
     records: list[dict[str, Any]]
@@ -358,7 +358,7 @@ def head_path(path: str | Path) -> Path:
 
 
 def read_chain(path: Path) -> Chain:
-    """Every line, checked against its hash and against the head. Raises `LedgerError` naming the line that is wrong."""
+    """Read a chain file; check every line against its hash and the head. Raise `LedgerError` naming the first wrong line."""
     contents: list[dict[str, Any]] = []
     hashes: list[str] = []
     complete, torn = 0, False
@@ -381,16 +381,16 @@ def read_chain(path: Path) -> Chain:
 
 
 class ChainWriter:
-    """The open end of a chain file, locked so that two runs cannot interleave their records."""
+    """The end of a chain file, open for appending, and locked so that two runs cannot interleave their records."""
 
     def __init__(self, path: Path, fd: int, hashes: list[str]) -> None:
         self._path, self._fd, self.hashes = path, fd, hashes
-        # A writer that is dropped without being closed must not hold the lock for the rest of the process.
+        # A writer that is garbage-collected without `close` must release the lock.
         self._closed = weakref.finalize(self, os.close, fd)
 
     @classmethod
     def create(cls, path: Path, header: dict[str, Any]) -> ChainWriter:
-        """A new file that appears with its first line complete, or not at all; `FileExistsError` where there is one."""
+        """Create a file that appears with its first line complete or not at all; raise `FileExistsError` if it exists."""
         line, last_hash = _seal(header, _GENESIS)
         create_file(path, line)
         writer = cls(path, _open_locked(path), [last_hash])
@@ -399,7 +399,7 @@ class ChainWriter:
 
     @classmethod
     def open(cls, path: Path) -> tuple[ChainWriter, Chain]:
-        """The end of a file that exists, and what it holds; a torn last line is dropped."""
+        """Open an existing file for appending, and return the writer and the content; a torn last line is dropped."""
         writer = cls(path, _open_locked(path), [])
         try:
             chain = read_chain(path)
@@ -414,7 +414,7 @@ class ChainWriter:
         return writer, chain
 
     def append(self, record: dict[str, Any]) -> None:
-        """Returns when the record and the head that counts it are on disk."""
+        """Append a record; return after the record and the head that counts it are on disk."""
         previous = self.hashes[-1]
         line, last_hash = _seal({**record, "previous": previous}, previous)
         view = memoryview(line)
@@ -456,7 +456,7 @@ def _unseal(path: Path, number: int, line: bytes, previous: str) -> tuple[dict[s
 
 
 def _check_head(path: Path, hashes: list[str]) -> None:
-    """The file holds at least what its head has counted, with the same hashes, and at most one record more."""
+    """Raise `LedgerError` unless the file has all records that its head counts, with the same hashes, and at most one more."""
     records = len(hashes) - 1
     head = head_path(path)
     try:
@@ -486,7 +486,7 @@ def _dump(value: dict[str, Any]) -> bytes:
 def _open_locked(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_APPEND)
     try:
-        try_lock(fd)  # where there are no locks, the chain still shows interleaved records
+        try_lock(fd)  # without file locks, the hash chain still detects interleaved records
     except BlockingIOError:
         os.close(fd)
         raise LedgerError(f"{path} is in use by another run; two runs cannot charge one ledger.") from None

@@ -1,6 +1,6 @@
 """Subsampled Gaussian rounds, through dp-accounting's privacy loss distributions (pessimistic) and Rényi DP.
 
-Several sound upper bounds exist for a sampled round; the smallest is reported and named.
+Several sound upper bounds exist for a sampled round; the smallest one is returned with its name.
 
 - Poisson sampling, add/remove: the dominating pair is (1−q)N(0,1) + qN(r,1) against N(0,1), r = `event.radius`, so the noise
   multiplier of dp-accounting is 1/r.
@@ -8,8 +8,8 @@ Several sound upper bounds exist for a sampled round; the smallest is reported a
   distance from the center to one side as its sensitivity, so the noise multiplier is 1/r here too, not 1/(2r).
 - Fixed-size sampling, replace-one: RDP for sampling without replacement, whose sensitivity is the distance between the two sides,
   so the noise multiplier is 1/`event.mu`.
-- Fixed-size sampling, add/remove: adding a client pushes another one out, so one contribution takes the place of another: the shift
-  of a replacement, at most 2r, without amplification.
+- Fixed-size sampling, add/remove: an added client takes the place of another one, so the shift is that of a replacement, at most
+  2r, without amplification.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _ORDERS = (*range(2, 64), 80, 96, 128, 192, 256)
 _GRID_PER_SD = 512
 _MAX_ROUND_GRID = 2**15
 _MAX_TOTAL_GRID = 2**19
-_FINEST = 2.0**-20  # probabilities are second differences of δ over the step: on a finer grid they drown in rounding
-_FOURIER_ERROR = 1e-16  # per round: below this a tail of the Fourier convolution is rounding, not probability
+_FINEST = 2.0**-20  # probabilities are second differences of δ over the step; a finer grid has only rounding errors
+_FOURIER_ERROR = 1e-16  # per round: smaller tail probabilities of the Fourier convolution are rounding errors
 
 
 @dataclass(frozen=True)
 class GaussianRound:
-    """What the accountants need of one Gaussian round; equal for rounds whose clips differ, but not in ratio to the noise."""
+    """The numbers of a Gaussian round that the accountants use; equal for rounds that differ only in the clip."""
 
     adjacency: Adjacency
     kind: str
@@ -59,7 +59,7 @@ class GaussianRound:
 
 
 def epsilon(charges: Sequence[tuple[GaussianEvent, int]], delta: float) -> tuple[float, str]:
-    """The smallest proven ε at δ for central Gaussian rounds of any sampling, and the accountant that proved it."""
+    """Compute the smallest proven ε at δ of central Gaussian rounds with any sampling, and name the accountant that proved it."""
     counts: Counter[GaussianRound] = Counter()
     for event, n in charges:
         counts[GaussianRound.of(event)] += n
@@ -81,7 +81,7 @@ def _epsilon(counts: tuple[tuple[GaussianRound, int], ...], delta: float) -> tup
 
 
 def pld_epsilon(counts: Sequence[tuple[GaussianRound, int]], delta: float) -> float:
-    """ε by privacy loss distributions, Poisson rounds amplified; infinite where no distribution can be built."""
+    """Compute ε by privacy loss distributions, with amplification by Poisson sampling; infinite if no distribution can be built."""
     step, _ = _grid(counts)
     if not math.isfinite(step) or delta < _FOURIER_ERROR * sum(n for _, n in counts):
         return math.inf
@@ -92,13 +92,13 @@ def pld_epsilon(counts: Sequence[tuple[GaussianRound, int]], delta: float) -> fl
             total = part if total is None else total.compose(part, tail_mass_truncation=1e-15)
         value = float(total.get_epsilon_for_delta(delta))
     except (ValueError, OverflowError, ZeroDivisionError, FloatingPointError, MemoryError):
-        # dp-accounting refuses some extreme but valid settings; another bound then stands in, under its own name.
+        # dp-accounting refuses some extreme but valid settings; the caller then uses another bound, under its own name.
         return math.inf
     return value if value >= 0.0 else math.inf
 
 
 def _repeat(part: Any, n: int) -> Any:
-    """`part` composed n times. In two stages for large n, because dp-accounting raises an integer to the n-th power on the way."""
+    """Compose `part` n times; in two stages for large n, because dp-accounting raises an integer to the n-th power."""
     if n <= 1024:
         return part.self_compose(n)
     total = part.self_compose(1024)
@@ -108,7 +108,7 @@ def _repeat(part: Any, n: int) -> Any:
 
 
 def rdp_epsilon(counts: Sequence[tuple[GaussianRound, int]], delta: float) -> float:
-    """ε by Rényi DP, amplified for Poisson add/remove and fixed-size replace-one."""
+    """Compute ε by Rényi DP, with amplification for Poisson sampling (add-remove) and fixed-size sampling (replace-one)."""
     from dp_accounting.rdp import rdp_privacy_accountant
 
     total = np.sum([n * _rdp_one_round(item) for item, n in counts], axis=0)
@@ -159,9 +159,9 @@ def _one_round(item: GaussianRound, step: float) -> Any:
 
 
 def _grid(counts: Sequence[tuple[GaussianRound, int]]) -> tuple[float, bool]:
-    """The step of a grid fine beside one round's loss and small enough for all of them together, and whether it is coarse."""
-    # Pessimistic rounding adds at most step²/4 of variance to a round, so a few hundred points per standard deviation are exact to
-    # many digits. The step is a power of two, so that ε after each of many rounds reuses one distribution.
+    """Return a grid step for the privacy loss that is fine for one round and affordable for all, and whether it is too coarse."""
+    # Pessimistic rounding adds at most step²/4 of variance to a round, so a few hundred points per standard deviation give
+    # many correct digits. The step is a power of two, so that different numbers of rounds can reuse one cached distribution.
     moments = [_loss_spread(item) for item, _ in counts]
     finest = min(sd for sd, _ in moments)
     total = math.sqrt(sum(n * sd * sd for (sd, _), (_, n) in zip(moments, counts, strict=True)))
@@ -175,7 +175,7 @@ def _grid(counts: Sequence[tuple[GaussianRound, int]]) -> tuple[float, bool]:
 
 @lru_cache(maxsize=1024)
 def _loss_spread(item: GaussianRound) -> tuple[float, float]:
-    """The standard deviation and the reach of one round's privacy loss (within 10 standard deviations of the noise)."""
+    """Return the standard deviation and the range of the privacy loss of one round, within 10 standard deviations of the noise."""
     if item.kind != "poisson":
         return item.mu, item.mu * (item.mu + 20.0)
     q, r = item.rate, item.radius
@@ -193,7 +193,7 @@ def _loss_spread(item: GaussianRound) -> tuple[float, float]:
 
 
 def _round_up(value: float) -> float:
-    """To 12 digits, never down: equal ratios computed from different clips become equal without weakening the bound."""
+    """Round up to 12 digits, so that equal ratios computed from different clips become equal and the bound stays valid."""
     if value == 0.0 or not math.isfinite(value):
         return value
     rounded = float(f"{value:.11e}")
@@ -202,15 +202,15 @@ def _round_up(value: float) -> float:
 
 @checked
 def selection_epsilon(mu: float, delta: float, runs: float) -> float:
-    """ε of private selection: a random, secret number of runs, of which only the best is shown (Papernot and Steinke 2022).
+    """Compute ε of private selection: a secret, random number of runs of which only the best is shown (Papernot and Steinke 2022).
 
-    Formal guarantee: an upper bound on ε at `delta`, by Rényi differential privacy, of the best of K runs, each μ-GDP, where K is
-    geometric with mean `runs`, nothing but the best is ever seen, and its score follows from what the run released and from public
-    data. It may be above what one run alone costs at the same δ by another accountant.
+    Formal guarantee: the result is an upper bound on ε at `delta`, by Rényi differential privacy, of the best of K runs, each
+    μ-GDP, where K is geometric with mean `runs`, only the best run is ever seen, and scores are computed from releases and public
+    data alone. It may exceed the ε that another accountant gives for a single run at the same δ.
 
     Args:
-        mu: of one run: √T·μ of its rounds (`Guarantee.mu`).
-        delta: δ of the answer.
+        mu: μ of one run: √T times the μ of a round (`Guarantee.mu`).
+        delta: δ of the returned ε.
         runs: the mean number of runs, above 1.
     """
     require(is_number(mu) and 0 < mu < math.inf, f"mu is {mu!r}; it must be a positive number.")
@@ -231,7 +231,7 @@ def selection_epsilon(mu: float, delta: float, runs: float) -> float:
 
 @checked
 def number_of_runs(runs: float, uniform: float) -> int:
-    """K, geometric on 1, 2, … with mean `runs`, from a number in [0, 1) that is kept secret."""
+    """Return K, geometric on 1, 2, … with mean `runs`, from the secret number `uniform` in [0, 1)."""
     _check_runs(runs)
     return 1 + int(math.log1p(-uniform) / math.log1p(-1.0 / runs))
 

@@ -1,4 +1,4 @@
-"""Exact composition of reports by the law of their privacy loss: PrivUnit × ScalarDP, and anything else that is ε-DP by itself.
+"""Exact composition of reports by the distribution of their privacy loss: PrivUnit × ScalarDP, and any ε-DP release.
 
 The worst pair of clients for one report has opposite directions (whose caps are disjoint, because a cap holds at most half of the
 sphere) and different levels. The privacy loss is then the sum of two independent three-point variables,
@@ -6,9 +6,9 @@ sphere) and different levels. The privacy loss is then the sum of two independen
     direction  +L with probability p,              −L with probability p·e^{−L},    0 otherwise,
     level      +ε₂ with probability e^ε₂/(e^ε₂+k), −ε₂ with probability 1/(e^ε₂+k), 0 otherwise,
 
-with L = `event.direction_epsilon`, so T reports live on two lattices of 2T + 1 points. They are convolved as they are: nothing is
-discretized, every term is positive, and δ(ε) = Σ P(loss)·(1 − e^{ε−loss})₊ is right to rounding. Any other pair of clients is a
-mixture of this one and of indistinguishable outputs, so it is dominated.
+with L = `event.direction_epsilon`, so the losses of T reports lie on two lattices of 2T + 1 points. The lattices are convolved
+without discretization, every term is positive, and δ(ε) = Σ P(loss)·(1 − e^{ε−loss})₊ is exact up to rounding. The outputs of any
+other pair of clients are a mixture of this pair's and of indistinguishable outputs, so this pair dominates.
 """
 
 import math
@@ -33,12 +33,12 @@ _ORDERS = 1.0 + np.logspace(-4, 5, 600)
 
 
 def pure_epsilon(charges: Iterable[tuple[ReportEvent, int]]) -> float:
-    """The sum of the exact ε of every report: holds at δ = 0."""
+    """Sum the exact ε of all reports; the sum holds at δ = 0."""
     return math.fsum(event.strength * count for event, count in charges)
 
 
 def epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float) -> tuple[float, str]:
-    """The smallest proven ε at δ over all the reports, and the name of the accountant that proved it."""
+    """Compute the smallest proven ε at δ of all reports, and name the accountant that proved it."""
     pure = pure_epsilon(charges)
     if delta <= 0.0 or pure == 0.0 or math.isinf(pure):
         return pure, PURE
@@ -50,10 +50,10 @@ def epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float) -> tuple[f
 
 
 def epsilon_with_gaussian(charges: Sequence[tuple[ReportEvent, int]], mu: float, delta: float) -> tuple[float, str]:
-    """The smallest proven ε at δ of the reports and of a μ-GDP release together, and the name of the composition.
+    """Compute the smallest proven ε at δ of the reports and a μ-GDP release together, and name the composition.
 
-    Given the reports' loss ℓ, what is left is the Gaussian's, so δ(ε) = Σ P(ℓ)·δ_μ(ε − ℓ). Where the reports have too many
-    losses to list, the two ε are added.
+    Given the loss ℓ of the reports, the rest of the loss is the Gaussian's, so δ(ε) = Σ P(ℓ)·δ_μ(ε − ℓ). If the reports have too
+    many possible losses to list, the two ε are added.
     """
     pure = pure_epsilon(charges)
     added = gdp.epsilon(mu, delta) + pure
@@ -70,14 +70,14 @@ def epsilon_with_gaussian(charges: Sequence[tuple[ReportEvent, int]], mu: float,
 
 
 def _composition(charges: Sequence[tuple[ReportEvent, int]]) -> str:
-    """Its name. It is an upper bound where caps overlap, reports are rounded, or clients sit some rounds out."""
+    """Return the name of the composition; it is exact only if every event is (no overlapping caps, rounding or sampling)."""
     names = sorted({event.composition for event, _ in charges})
     exact = all(event.exact for event, _ in charges)
     return ("exact " if exact else "") + " and ".join(names)
 
 
 def delta(charges: Iterable[tuple[ReportEvent, int]], epsilon: float) -> float:
-    """The exact δ(ε) of all the reports together."""
+    """Compute the exact δ(ε) of all reports together."""
     return _Losses(_parts(charges)).delta(epsilon)
 
 
@@ -90,7 +90,7 @@ def _parts(charges: Iterable[tuple[ReportEvent, int]]) -> dict[ThreePoint, int]:
 
 
 def _tractable(parts: dict[ThreePoint, int]) -> bool:
-    """Whether the lattices are short enough to convolve, and their outer product (all but the longest) to hold."""
+    """Return whether the lattices are short enough to convolve, and whether all but the longest fit in one outer product."""
     sizes: Counter[float] = Counter()
     for part, count in parts.items():
         sizes[part.step] += count
@@ -99,7 +99,7 @@ def _tractable(parts: dict[ThreePoint, int]) -> bool:
 
 
 class _Losses:
-    """The composed loss as (explicit atoms) + (one lattice), which makes δ(ε) one pass over the atoms."""
+    """The composed privacy loss as explicit atoms plus one lattice, so that δ(ε) takes one pass over the atoms."""
 
     def __init__(self, parts: dict[ThreePoint, int]) -> None:
         lattices: dict[float, np.ndarray] = {}
@@ -109,7 +109,7 @@ class _Losses:
         *others, (self.step, pmf) = sorted(lattices.items(), key=lambda item: item[1].size)
         self.atoms, self.weights = _atoms(others)
         self.reach = pmf.size // 2
-        # One slot past the end, so that "no lattice point is large enough" is a lookup like any other.
+        # One more slot of 0 at the end, for ε above every lattice point.
         self.above = np.append(np.cumsum(pmf[::-1])[::-1], 0.0)
         discount = math.exp(-self.step)
         sums = list(accumulate(pmf[::-1].tolist(), lambda total, mass: mass + discount * total))
@@ -124,7 +124,7 @@ class _Losses:
 
 
 def _atoms(lattices: Iterable[tuple[float, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Every sum of one loss from each lattice, given as its step and its law around 0, and the probability of each."""
+    """Return every sum of one loss per lattice, and its probability; a lattice is a step and the distribution around 0."""
     atoms, weights = np.zeros(1), np.ones(1)
     for step, pmf in lattices:
         losses = (np.arange(pmf.size) - pmf.size // 2) * step
@@ -133,7 +133,7 @@ def _atoms(lattices: Iterable[tuple[float, np.ndarray]]) -> tuple[np.ndarray, np
 
 
 def _law(part: ThreePoint, count: int) -> np.ndarray:
-    """The law of `count` such losses, by squaring; a Fourier transform would bury small tails under its rounding."""
+    """Return the distribution of the sum of `count` losses, by squaring; rounding errors of an FFT would exceed small tails."""
     pmf, result = np.array([part.down, part.stay, part.up]), np.ones(1)
     while count:
         if count & 1:
@@ -145,7 +145,7 @@ def _law(part: ThreePoint, count: int) -> np.ndarray:
 
 
 def _invert(delta_at: Callable[[float], float], most: float, delta: float) -> float:
-    """The smallest ε up to `most` at which δ(ε) is at most `delta`."""
+    """Find the smallest ε up to `most` at which δ(ε) is at most `delta`."""
     low, high = 0.0, most
     if delta_at(0.0) <= delta:
         return 0.0
@@ -156,7 +156,7 @@ def _invert(delta_at: Callable[[float], float], most: float, delta: float) -> fl
 
 
 def _renyi_epsilon(parts: dict[ThreePoint, int], delta: float) -> float:
-    """RDP of the same pair, which adds over rounds; sound at every order, so a grid of orders is enough."""
+    """Compute ε by Rényi DP of the worst pair; every order gives a valid bound, so the minimum over a grid of orders does."""
     total = np.zeros_like(_ORDERS)
     for part, count in parts.items():
         up, shift = math.log(part.up), (_ORDERS - 1.0) * part.step

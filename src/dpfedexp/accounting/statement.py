@@ -1,6 +1,6 @@
-"""The privacy statement: what a run guarantees to whom, computed from the ledger, with a text in plain language.
+"""The privacy statement: the guarantee of a run and whom it protects, computed from the ledger, as plain text and JSON.
 
-Every number of the text comes from `shown`, which the JSON holds too.
+Every number in the text comes from `shown`, which is also in the JSON.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dpfedexp.errors import checked, require
 from dpfedexp.files import finite
 
 VERSION = 2
-"""Of the JSON form."""
+"""The version of the JSON format."""
 
 TUNING = "choosing the model, the clip or any other setting by trying several of them on the same clients"
 METRICS = "anything measured on the clients' data without noise, such as a training loss or a test score on their data"
 Source = Literal["private", "public", "test", "unknown"]
-"""What a decision to stop a run early looked at: values that were released with noise, a measurement on public data, one on the
-server's own test data, or something that the run does not know."""
+"""The data behind a decision to stop a run early: values released with noise, public data, the server's own test data, or data
+that the run does not know."""
 OTHER_TUNING = "choosing anything by trying it on the same clients outside of this selection"
 NOT_SECRET = "anyone who saw one of the other runs, their number, or how long the selection took"
 OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
@@ -36,25 +36,25 @@ OTHER_USES = "other uses of the same clients' data, now or later: every further 
 @checked
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """The claim of one run, made from its charges. `epsilon_round` is the most expensive single round; δ is for the total.
+    """The privacy guarantee of one run, from its charges. `epsilon_round` is the most expensive single round; δ is for the total.
 
     Args:
-        exact: no smaller total holds at this δ; otherwise the total is an upper bound.
-        membership_advantage: bounds (true positive rate − false positive rate) of every attack that tells two neighboring data
-            sets apart, and `attack_success` its rate of right guesses when both were equally likely: (1 + advantage)/2.
-        nominal_epsilon_round: the ε that PrivUnit was asked for, where its exact one differs.
-        large_delta: δ is at least 1/clients.
-        other_adjacency: the same observer under the other adjacency; None, with the reason beside it, where it has no meaning.
-        models_only: a local or two-party run against an observer of only the released models, when `reporting` clients at least
-            report in every local round; None, with the reason beside it, where there is no such figure.
-        votes: what else was released beside the updates, each with noise of its own: the names of the votes.
-        choices: what `fit` chose, in words; empty where everything was given.
-        noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or the "helper" alone.
-        stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where it was not stopped.
-        noise_cohort: as for `from_charges`; None where the promise is for the clients of the run.
-        stand_ins: the same.
-        selection_runs: as for `from_charges`; None where nothing was selected. With a selection all figures are those of the whole.
-        selection_mu: the same.
+        exact: whether no smaller total ε holds at this δ; otherwise the total is an upper bound.
+        membership_advantage: bound on (true positive rate − false positive rate) of every attack that tells two neighboring data
+            sets apart. `attack_success` is its rate of right guesses if both are equally likely: (1 + advantage)/2.
+        nominal_epsilon_round: the requested ε of a PrivUnit report, if it differs from the exact one.
+        large_delta: whether δ is at least 1/clients.
+        other_adjacency: ε under the other adjacency; None if it is not defined, with the reason in `no_other_adjacency`.
+        models_only: ε of a local or two-party run against an observer of the released models only, if at least `reporting`
+            clients report in every local round; None if there is none, with the reason in `no_models_only`.
+        votes: the names of the votes, which were released beside the updates with their own noise.
+        choices: the settings that `fit` chose, in words; empty if all were given.
+        noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or only the "helper".
+        stopping: why the run ended early (`Source`, or "hand" for an interrupt); empty if it was not stopped.
+        noise_cohort: see `from_charges`; None if the guarantee is for the clients of this run.
+        stand_ins: see `from_charges`.
+        selection_runs: see `from_charges`; None without a selection. With one, all figures are for the whole selection.
+        selection_mu: see `from_charges`.
     """
 
     algorithm: str
@@ -113,24 +113,24 @@ class PrivacyStatement:
         selection_runs: float | None = None,
         selection_mu: float | None = None,
     ) -> PrivacyStatement:
-        """The statement for what was charged.
+        """Make the statement for a list of charges.
 
         Args:
             charges: every event and how often it was charged.
             delta: δ of the total.
-            algorithm: the name that the text uses.
-            clients: how many there are, a public number.
+            algorithm: the name of the algorithm in the text.
+            clients: the public number of clients.
             simulated: whether the noise came from a seed.
-            planned: the charges of the whole run, where it stopped early or still runs. If a decision ended the run, the figures
-                are those of the plan, because the number of rounds may itself reveal something.
-            not_covered: what the guarantee leaves out beside the usual list.
-            reporting: in a local run, how many clients at least report in every round, each from its own data and the released
-                models alone; 0 where that is not known. All of them unless told otherwise.
-            no_other_adjacency: why the figures hold under the run's own adjacency only, where something beside the charges says so.
-            stopping: what the decision to stop early was based on; empty where the run was not stopped.
-            noise_cohort: clients of a round of a larger deployment.
-            stand_ins: how many simulated clients stood for them.
-            selection_runs: the mean of the secret, geometric number of runs of which this one is the best, where one was selected.
+            planned: the charges of all planned rounds, if the run stopped early or is not finished. If the run was stopped, the
+                figures are for the plan, because the number of rounds may itself reveal something.
+            not_covered: further things that the guarantee does not cover, beside the usual list.
+            reporting: the least number of clients that report in every round of a local run, each from its own data and the
+                released models alone; 0 if unknown. By default all clients.
+            no_other_adjacency: the reason why the figures hold only under the run's own adjacency, if the charges do not say so.
+            stopping: the data behind the decision to stop early; empty if the run was not stopped.
+            noise_cohort: the number of clients per round of the larger deployment that the run simulates.
+            stand_ins: the number of clients per round with which the run simulates that deployment.
+            selection_runs: the mean of the secret, geometric number of runs from which this run was selected as the best.
             selection_mu: μ of the most expensive of those runs.
         """
         made = [(event, n) for event, n in charges if n]
@@ -144,7 +144,7 @@ class PrivacyStatement:
             turned, no_turned = None, no_other_adjacency
         readers, no_readers = models_only(charges, delta, reporting or 0, clients)
         gaussian = [event for event, _ in charges if isinstance(event, GaussianEvent)]
-        # The helper alone adds the noise as soon as one of the rounds has no other.
+        # If only the helper adds noise in one of the rounds, the statement is that of the helper alone.
         sides: tuple[NoiseBy, ...] = ("helper", "both", "")
         statement = PrivacyStatement(
             algorithm=algorithm,
@@ -186,9 +186,9 @@ class PrivacyStatement:
         return statement.of_selection(total, selection_runs, selection_mu)
 
     def of_selection(self, total: Guarantee, runs: float, mu: float) -> PrivacyStatement:
-        """The statement of a private selection that shows this run; `total` is what the run alone promises.
+        """Return the statement of a private selection that shows this run; `total` is the guarantee of the run alone.
 
-        Which run is shown depends on all its rounds, so what one of them shows costs as much as everything.
+        The selection depends on all rounds of the run, so the ε of a single round is the ε of the whole selection.
         """
         require(
             total.mu is not None,
@@ -222,7 +222,7 @@ class PrivacyStatement:
 
     @property
     def shown(self) -> dict[str, str]:
-        """The figures as the text prints them, so that a reader finds each of them in the JSON."""
+        """The figures as they are printed in the text, so that each of them can be found in the JSON."""
         figures = {
             "clients": f"{self.clients}",
             "rounds": f"{self.rounds}",
@@ -253,7 +253,7 @@ class PrivacyStatement:
 
     @property
     def text(self) -> str:
-        """The whole promise: one paragraph to a line, and a small table of at most 80 columns."""
+        """The whole statement: one line per paragraph, and a table of at most 80 columns."""
         if not self.private:
             return f"{self.algorithm}: this run is not private; it makes no promise about any client's data.\n"
         if self.rounds == 0 and not self.votes:
@@ -272,13 +272,13 @@ class PrivacyStatement:
         return card("Privacy", [summary(self)], folded=folded, failed=not self.private)
 
     def to_json(self) -> str:
-        """One JSON object; infinite figures are null, because JSON has no infinity."""
+        """Return the statement as a JSON object; infinite figures are null, because JSON has no infinity."""
         values = {"version": VERSION, **finite(asdict(self)), "shown": self.shown, "text": self.text}
         return json.dumps(values, indent=2, ensure_ascii=False)
 
     @staticmethod
     def from_json(text: str) -> PrivacyStatement:
-        """The statement that `to_json` wrote; a clear error where another version did."""
+        """Read a statement from the output of `to_json`; raise `InputError` for another version."""
         values: dict[str, Any] = json.loads(text)
         version = values.get("version")
         require(version == VERSION, f"its version is {version!r}, and this library reads version {VERSION}")
@@ -294,7 +294,7 @@ class PrivacyStatement:
 
 
 def membership_advantage(guarantee: Guarantee) -> float:
-    """The largest advantage of any attacker: exact for μ-GDP, (e^ε − 1 + 2δ)/(e^ε + 1) for (ε, δ)-DP."""
+    """Return the largest advantage of any attacker: exact for μ-GDP, (e^ε − 1 + 2δ)/(e^ε + 1) for (ε, δ)-DP."""
     if math.isinf(guarantee.epsilon):
         return 1.0
     if guarantee.mu is not None:
@@ -304,7 +304,7 @@ def membership_advantage(guarantee: Guarantee) -> float:
 
 
 def strength(epsilon: float) -> str:
-    """One word for a total ε. Up to 1 and up to 10 follow the tiers of Ponomareva et al. (2023), "How to DP-fy ML"."""
+    """Return one word for a total ε. The limits 1 and 10 follow the tiers of Ponomareva et al. (2023), "How to DP-fy ML"."""
     for limit, word in ((1.0, "strong"), (10.0, "moderate"), (50.0, "weak"), (math.inf, "very weak")):
         if epsilon <= limit and math.isfinite(epsilon):
             return word
@@ -312,7 +312,7 @@ def strength(epsilon: float) -> str:
 
 
 def _nominal(events: Sequence[Event]) -> float | None:
-    """The ε that was asked for in the most expensive round, where the exact one differs."""
+    """Return the requested ε of the most expensive round; None if it equals the exact one or no ε was requested."""
     dearest = max(events, key=lambda event: event.strength, default=None)
     if dearest is None or dearest.nominal is None or any(event.nominal is None for event in events):
         return None
@@ -320,7 +320,7 @@ def _nominal(events: Sequence[Event]) -> float | None:
 
 
 def _rounds(charges: EventCounts) -> int:
-    """How many of the charges released an update: votes before the first round are charged too, and are no round."""
+    """Return the number of charges that released an update; votes and evaluations are charged too, but are not rounds."""
     return sum(n for event, n in charges if not event.question)
 
 
@@ -396,7 +396,7 @@ _STOPPING = {
 
 
 def _scope(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
-    """Which run it is, who is protected, and against whom."""
+    """Yield the paragraphs that name the run, who is protected, and against whom."""
     rounds, clients = ("" if count == 1 else "s" for count in (s.rounds, s.clients))
     yield f"Privacy of {s.algorithm}: {n['rounds']} round{rounds}, {n['clients']} client{clients}"
     if "noise_cohort" in n:
@@ -418,7 +418,7 @@ def _scope(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
 
 
 def _figures(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
-    """How much is promised, one round and all of them, and what the figures include."""
+    """Yield the paragraphs with ε per round and in total, and what the figures include."""
     yield (
         "How much: if one client changed, no outcome would become more than e^epsilon times as likely, except for a small "
         f"probability delta = {n['delta']}. Smaller is better. Epsilon is:"
@@ -426,7 +426,7 @@ def _figures(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
     yield _table(s, n)
     yield _total(s, n)
     if s.stopping:
-        # An end that depends on the data is not free: the total of the rounds that ran does not bound what their number tells.
+        # Stopping that depends on the data is not free: ε of the rounds that ran does not bound what their number reveals.
         yield (
             f"Stopped early: {n['rounds']} of {n.get('planned_rounds', n['rounds'])} planned rounds ran. {_STOPPING[s.stopping]} "
             "Where a run ends may itself tell something about the clients, so the figures are those of all the rounds that were "
@@ -450,7 +450,7 @@ def _figures(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
 
 
 def _remarks(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
-    """What the figures mean, for whom else they hold, and what they do not cover."""
+    """Yield the paragraphs on what the figures mean, for whom else they hold, and what they do not cover."""
     yield _changes(s)
     yield from _models_only(s, n)
     if s.nominal_epsilon_round is not None:
@@ -483,7 +483,7 @@ def _remarks(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
 
 
 def wrap(text: str, width: int) -> str:
-    """The text with every paragraph broken between words; a table or a list keeps its lines."""
+    """Wrap every paragraph to `width`; tables and list items keep their own lines."""
     lines = []
     for line in text.splitlines():
         if line.startswith("  - "):
@@ -494,7 +494,7 @@ def wrap(text: str, width: int) -> str:
 
 
 def figure(value: float) -> str:
-    """Rounded up in the last printed digit, so that the text never promises more than was proven."""
+    """Format ε, rounded up in the last digit, so that the text never states less than was proven."""
     if not math.isfinite(value):
         return "infinite"
     digits = 4 if value >= 0.1 else 6
@@ -503,7 +503,7 @@ def figure(value: float) -> str:
 
 
 def _table(s: PrivacyStatement, n: dict[str, str]) -> str:
-    """Who or what changes, one round, all rounds, and whether the total is exact or an upper bound."""
+    """Return the table of ε: one row per observer or adjacency, with one round, all rounds, and whether the total is exact."""
     name = "against the server" if s.setting in ("local", "two-party") else f"{s.adjacency} (this run's)"
     if s.noise_by == "both":
         name = "against either aggregator"
@@ -587,7 +587,7 @@ def _models_only(s: PrivacyStatement, n: dict[str, str]) -> list[str]:
 
 
 def _percent(value: float) -> str:
-    """Rounded up; certainty is printed only where it is certain."""
+    """Format a probability as percent, rounded up; "100" is printed only for certainty."""
     for digits in (1, 3, 6):
         text = f"{math.ceil(value * 100 * 10**digits - 1e-9) / 10**digits:.{digits}f}"
         if float(text) < 100.0:
@@ -596,7 +596,7 @@ def _percent(value: float) -> str:
 
 
 def caveats(s: PrivacyStatement) -> list[str]:
-    """What must stand wherever the ε of a statement stands alone; empty where ε is for this run and these clients."""
+    """Return the sentences that must accompany a bare ε; empty if ε is for this run and its own clients."""
     n = s.shown
     sentences = {
         "noise_cohort": "the promise of a larger deployment with {} clients in a round, and none to the clients of this run",
@@ -606,7 +606,7 @@ def caveats(s: PrivacyStatement) -> list[str]:
 
 
 def summary(s: PrivacyStatement) -> str:
-    """One line: the algorithm, its rounds and clients, what it promises, and to whom where that is not these clients."""
+    """Return one line: algorithm, rounds, clients, ε, and the caveats if the guarantee is not for the clients of this run."""
     rounds = f"{s.rounds} round{'' if s.rounds == 1 else 's'}"
     if not s.private:
         return f"{s.algorithm}, {rounds}, {s.clients} clients, not private"
@@ -630,9 +630,9 @@ def card(
     folded: tuple[str, str] | None = None,
     failed: bool = False,
 ) -> str:
-    """A small box with a title, paragraphs, a table of two columns, and a heading with the text that a click on it shows.
+    """Return an HTML box with a title, paragraphs, a table of two columns, and a folded text (its heading, and what a click shows).
 
-    Everything given is text and is escaped. `failed` marks the box as bad news.
+    All arguments are plain text and are escaped. `failed` colors the box red.
     """
     color = "#d9534f" if failed else "#4a90c2"
     parts = [f"<b>{escape(title)}</b>", *(f"<div>{escape(line)}</div>" for line in lines)]

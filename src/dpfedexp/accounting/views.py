@@ -35,10 +35,10 @@ EventCounts = Sequence[tuple[Event, int]]
 
 @dataclass(frozen=True)
 class View:
-    """The same run, accounted under `adjacency` for one observer.
+    """The ε of a run under `adjacency` against one observer.
 
-    `epsilon_round` is the most expensive single round. `exact` says of the total that no smaller one holds at the same δ;
-    otherwise it is an upper bound.
+    `epsilon_round` is the ε of the most expensive single round. `exact` says that no smaller total holds at the same δ;
+    otherwise the total is an upper bound.
     """
 
     adjacency: str
@@ -49,12 +49,12 @@ class View:
 
 
 def round_delta(charges: EventCounts, delta: float) -> float:
-    """The δ at which a single round is quoted: 0 where every round is pure."""
+    """Return the δ of the figure for a single round: 0 if every event is ε-DP by itself."""
     return 0.0 if charges and all(event.family == "report" for event, _ in charges) else delta
 
 
 def view(charges: EventCounts, delta: float) -> View:
-    """The charges as they are: the most expensive round, and all of them together."""
+    """Return ε of the most expensive round and of all charges together, under their own adjacency."""
     total = compose(charges, delta)
     single = round_delta(charges, delta)
     one = max((compose([(event, 1)], single).epsilon for event, _ in charges), default=0.0)
@@ -62,7 +62,7 @@ def view(charges: EventCounts, delta: float) -> View:
 
 
 def other_adjacency(charges: EventCounts, delta: float) -> tuple[View | None, str]:
-    """The view under the other adjacency, or None and why there is none."""
+    """Return the view under the other adjacency, or None and the reason why there is none."""
     turned: list[tuple[Event, int]] = []
     for event, n in charges:
         if event.setting in ("local", "two-party"):
@@ -76,10 +76,10 @@ def other_adjacency(charges: EventCounts, delta: float) -> tuple[View | None, st
 
 
 def models_only(charges: EventCounts, delta: float, reporting: int, clients: int) -> tuple[View | None, str]:
-    """A local or two-party run against an observer of nothing but the models, or None and why there is no figure.
+    """Return ε of a local or two-party run against an observer of the models only, or None and the reason why there is none.
 
-    Assumes that the server shows only models and does not help the reader, and that at least `reporting` of the `clients` add
-    their noise in every round and keep it to themselves.
+    Assumes that the server shows only models and does not help the observer, and that at least `reporting` of the `clients` add
+    their noise in every round and keep it secret.
     """
     if charges and all(isinstance(event, GaussianEvent) and event.setting == "two-party" for event, _ in charges):
         return view([(e.to_readers(), n) for e, n in charges if isinstance(e, GaussianEvent)], delta), ""
@@ -99,7 +99,7 @@ def models_only(charges: EventCounts, delta: float, reporting: int, clients: int
     if reporting < 1:
         return None, NOT_COUNTED
     if gaussian:
-        # The sum of n reports is the sum of their rows with noise of √n times the standard deviation.
+        # The sum of n reports is the sum of n vectors plus noise with √n times the standard deviation.
         spread, everyone = math.sqrt(reporting), reporting == clients
         summed = [
             (replace(event, queries=tuple(replace(q, noise=q.noise * spread) for q in event.queries)), n)
@@ -115,11 +115,11 @@ def models_only(charges: EventCounts, delta: float, reporting: int, clients: int
 
 
 def amplified(epsilon0: float, clients: int, delta: float) -> float | None:
-    """ε at δ of `clients` shuffled ε₀-DP reports; None where the theorem does not apply.
+    """Compute ε at δ of `clients` shuffled ε₀-DP reports; None if the theorem does not apply.
 
-    A server that shows only models, computed from sums over its clients, shows no more than the reports of the round in random
-    order. Among n such reports one client hides (Feldman, McMillan and Talwar, "Hiding Among the Clones", FOCS 2021, theorem 3.1):
-    under replace-one adjacency and for ε₀ ≤ log(n / (16·log(2/δ))) they are together (ε, δ)-DP with
+    A server that shows only models, computed from sums over its clients, reveals no more than the reports of the round in random
+    order, which hides each client (Feldman, McMillan and Talwar, "Hiding Among the Clones", FOCS 2021, theorem 3.1):
+    under replace-one adjacency and for ε₀ ≤ log(n / (16·log(2/δ))) the n reports together are (ε, δ)-DP with
 
         ε = log(1 + (e^ε₀ − 1)/(e^ε₀ + 1) · (8·√(e^ε₀·log(4/δ)/n) + 8·e^ε₀/n)).
     """
@@ -130,10 +130,10 @@ def amplified(epsilon0: float, clients: int, delta: float) -> float | None:
 
 
 def shuffled_epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float, clients: int) -> float | None:
-    """ε at δ over all the rounds for an observer who sees each of them shuffled; None where a round is not amplified.
+    """Compute ε at δ of all rounds for an observer of the shuffled reports of each round; None if a round is not amplified.
 
-    Rounds compose as every (ε, δ)-DP release does: randomized response at ε in each of them, after a failure with probability δ
-    (Kairouz, Oh and Viswanath 2015). Half of the total δ pays for the failures, the other half for the composition.
+    Rounds compose like all (ε, δ)-DP releases: each one is randomized response at ε, except for a failure with probability δ
+    (Kairouz, Oh and Viswanath 2015). Half of the total δ covers the failures, the other half the composition.
     """
     rounds = sum(n for _, n in charges)
     share = delta if rounds == 1 else delta / (2.0 * rounds)

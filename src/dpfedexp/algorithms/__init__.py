@@ -1,4 +1,4 @@
-"""The paper's algorithms by name, one to a file: each composes a mechanism, a clip, a step-size rule and a server."""
+"""The paper's algorithms by name, one per file. Each combines a mechanism, a clip, a step-size rule and a server optimizer."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""An algorithm: a mechanism, a clip, a step-size rule and a server optimizer, by their settings."""
+"""The class `Algorithm`: the settings of a mechanism, a clip, a step-size rule and a server optimizer."""
 
 import math
 from dataclasses import dataclass, field, fields, replace
@@ -15,14 +15,14 @@ from dpfedexp.mechanisms.base import Numerator, OneTimeEvents
 
 Clip = float | AdaptiveClip | Literal["adaptive"]
 Control = Literal["update", "report"]
-"""What a client's own control variate follows in DP-SCAFFOLD: its clipped update, or the randomized report of it."""
+"""The vector that a client's control variate follows in DP-SCAFFOLD: its clipped update, or its randomized report."""
 Per = Literal["total", "round"]
 Epsilons = tuple[float, float, float]
 PAPER_EPSILONS: Epsilons = (2.0, 2.0, 2.0)
-"""PrivUnit's ε₀, ε₁, ε₂ of the paper's experiments."""
+"""PrivUnit's (ε₀, ε₁, ε₂) in the experiments of the paper."""
 Aggregation = Literal["plain", "two-party", "two-party-one-sided"]
-"""Who adds the updates: one server that is trusted with them, or a server and a helper of which neither can read one
-(docs/trust.md), with the noise of both or of the helper alone."""
+"""The parties that sum the updates: one trusted server, or a server and a helper that can't read any update (docs/trust.md), with
+noise from both parties or from the helper alone."""
 HINTS = {
     "epsilon": "target_epsilon=8.0 for the whole run, or noise_multiplier",
     "eps": "target_epsilon=8.0 for the whole run, or noise_multiplier",
@@ -32,31 +32,31 @@ HINTS = {
     "max_grad_norm": "clip",
     "lr": "server_rate for the server; the clients' rate goes to local=Sgd(lr=…)",
 }
-"""Hints for arguments that have another name."""
+"""Wrong argument name → what to write instead."""
 
 
 @checked
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated algorithm without data, model and local steps.
+    """The settings of a federated algorithm, without data, model and local steps.
 
     Args:
-        name: what statements and tables call it.
+        name: its name in statements and tables.
         mechanism: the name of its mechanism (`dpfedexp.mechanisms.MECHANISMS`).
-        rule: from a release to η_g, with or without a memory of earlier rounds (`dpfedexp.core.step_size`).
-        clip: the radius C, or how it adapts.
-        numerator: which statistic the rule asks the mechanism for.
-        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
-            of this and `target_epsilon` is given for Gaussian noise.
-        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
-        target_per: whether the target is for all rounds together or for each.
-        delta: δ of the promise.
-        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all (central only).
-        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
-        gamma: PrivUnit's cap: "exact", "paper" or "optimal".
-        server: what moves the model (`dpfedexp.core.step_size`).
-        scaffold: what DP-SCAFFOLD's control variates follow, None without.
-        average_last: how many of the newest iterates the reported model averages: post-processing, at no cost in privacy.
+        rule: function from a release to η_g, with or without a memory of earlier rounds (`dpfedexp.core.step_size`).
+        clip: the radius C, or the settings of an adaptive clip.
+        numerator: the statistic that the rule needs from the mechanism.
+        noise_multiplier: z, the standard deviation of the noise divided by C, on the sum (central) or on each report (local). With
+            Gaussian noise pass exactly one of this and `target_epsilon`.
+        target_epsilon: the largest ε of the run at `delta`; the noise is calibrated to it.
+        target_per: whether the target is for all rounds together ("total") or for each ("round").
+        delta: the δ at which ε is stated.
+        adjacency: "replace-one" hides the data of a client, "add-remove" whether it takes part (central only).
+        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, used without `target_epsilon`.
+        gamma: the rule for PrivUnit's cap: "exact", "paper" or "optimal".
+        server: the server optimizer (`dpfedexp.core.step_size`).
+        scaffold: the vector that DP-SCAFFOLD's control variates follow; None without DP-SCAFFOLD.
+        average_last: the number of last iterates that the reported model averages: post-processing, at no cost in privacy.
 
     >>> from dpfedexp import dp_fedavg
     >>> dp_fedavg(clip=1.0, noise_multiplier=5.0).private
@@ -116,12 +116,12 @@ class Algorithm:
 
     @property
     def private(self) -> bool:
-        """Whether it is differentially private."""
+        """Whether the algorithm is differentially private."""
         return mechanism_class(self.mechanism).is_private
 
     @property
     def step(self) -> Step:
-        """ "safe" where the step size is capped by the progress that the releases show, "paper" where it is the rule's own."""
+        """ "safe" if the progress in the releases caps the step size, "paper" if the rule alone determines it."""
         return "safe" if isinstance(self.rule, Safe) else "paper"
 
     def bind(
@@ -135,18 +135,18 @@ class Algorithm:
         votes: tuple[VoteSpec, ...] = (),
         one_time: OneTimeEvents | None = None,
     ) -> Mechanism:
-        """The mechanism that runs in the first round, with every constant in place: on the lattice with `secure`.
+        """Build the mechanism of the first round, with all constants.
 
         Formal guarantee: with `target_epsilon`, all rounds together (or each round, by `target_per`) stay at or below the
         target, including the cost of secure noise.
 
         Args:
-            dimension: parameters of the model.
-            cohort: the public number of clients that sums are divided by.
-            sampling: who takes part, as the accountant is told.
-            rounds: how many rounds the target is for.
+            dimension: number of parameters of the model.
+            cohort: the public number of clients by which sums are divided.
+            sampling: how the clients of a round are drawn, for the accountant.
+            rounds: the number of rounds that the target is for.
             secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
-            votes: what is asked of every client beside its update; only a trusted server can ask.
+            votes: the votes that every client sends beside its update; only in central privacy.
         """
         kind = mechanism_class(self.mechanism)
         spec = self._spec(dimension=dimension, cohort=cohort, sampling=sampling, secure=secure, votes=votes)
@@ -155,7 +155,7 @@ class Algorithm:
         if votes:
             kind.check_spec(spec)
         mechanism = kind.bound(spec)
-        # Above all, noise that a run believes to be secure must be.
+        # A run that asks for secure noise must never get plain noise.
         require(
             not secure or mechanism.noise_kind == secure,
             f"secure is {secure!r}, but mechanism {self.mechanism!r} draws other noise; its `bound` must use `spec.drawn`.",
@@ -163,7 +163,7 @@ class Algorithm:
         return mechanism
 
     def event(self, dimension: int, cohort: float, sampling: Sampling, rounds: int, secure: Secure = False) -> Event:
-        """What one round of the bound algorithm charges; the arguments are those of `bind`."""
+        """Return the event of one round; the arguments are those of `bind`."""
         return self.bind(dimension, cohort, sampling, rounds, secure).event(sampling)
 
     def _spec(self, **facts: Any) -> MechanismSpec:
@@ -173,7 +173,7 @@ class Algorithm:
 
 
 def clip_of(clip: Clip) -> float | AdaptiveClip:
-    """The clip from what a user may write for it."""
+    """Return the clip from a number, "adaptive" or an `AdaptiveClip`."""
     if isinstance(clip, AdaptiveClip):
         return clip
     if clip == "adaptive":
@@ -183,7 +183,7 @@ def clip_of(clip: Clip) -> float | AdaptiveClip:
 
 
 def with_aggregation(algorithm: Algorithm, aggregation: Aggregation) -> Algorithm:
-    """The algorithm of central privacy with its sums made by two aggregators; "plain" leaves it as it is."""
+    """Return the algorithm with two-party aggregation of its sums (central privacy only); "plain" returns it unchanged."""
     words = get_args(Aggregation)
     if aggregation not in words:
         raise InputError(f"aggregation is {aggregation!r}, which does not exist.{nearest(str(aggregation), words)}")

@@ -23,19 +23,19 @@ def cdp_fedexp(
     step: step_size.Step = "safe",
     average_last: int = 2,
 ) -> Algorithm:
-    """CDP-FedEXP (Algorithm 2). By default the paper's step size, made safe, at DP-FedAvg's own ε.
+    """Make CDP-FedEXP (Algorithm 2). By default with the safe step size, at the same ε as DP-FedAvg.
 
     Args:
         clip: the radius C of the ball that updates are clipped to, "adaptive", or an `AdaptiveClip` (central only).
-        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
-            of this and `target_epsilon` is given for Gaussian noise.
-        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
-        target_per: whether the target is for all rounds together or for each.
-        delta: δ of the promise.
-        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all (central only).
-        numerator: where ‖Δ‖² comes from: "free", one more coordinate in the same ball, or the "paper"'s own noisy query.
-        step: "safe" caps the step size by the progress that the released means show, and falls back to 1 without it; "paper" takes
-            what the rule says.
+        noise_multiplier: z, the standard deviation of the noise divided by C, on the sum (central) or on each report (local). With
+            Gaussian noise pass exactly one of this and `target_epsilon`.
+        target_epsilon: the largest ε of the run at `delta`; the noise is calibrated to it.
+        target_per: whether the target is for all rounds together ("total") or for each ("round").
+        delta: the δ at which ε is stated.
+        adjacency: "replace-one" hides the data of a client, "add-remove" whether it takes part (central only).
+        numerator: the source of ‖Δ‖²: "free", one more coordinate in the same ball, or "paper", a separate noisy query.
+        step: "safe" caps the step size by the progress that the released means show, and falls back to 1 without progress;
+            "paper" uses the step size of the rule.
         average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 
     >>> cdp_fedexp(clip="adaptive", target_epsilon=8.0, delta=1e-5).clip.initial

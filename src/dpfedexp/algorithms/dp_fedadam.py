@@ -21,20 +21,20 @@ def dp_fedadam(
     server_rate: float = 0.03,
     average_last: int = 1,
 ) -> Algorithm:
-    """DP-FedAdam: the released mean as a pseudo-gradient for Adam (Reddi et al. 2021).
+    """Make DP-FedAdam: the server uses the released mean as a pseudo-gradient for Adam (Reddi et al. 2021).
 
     Args:
         clip: the radius C of the ball that updates are clipped to, "adaptive", or an `AdaptiveClip` (central only).
-        mechanism: who adds the noise: "central-gaussian", "local-gaussian", "privunit", or another that is registered.
-        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
-            of this and `target_epsilon` is given for Gaussian noise.
-        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
-        target_per: whether the target is for all rounds together or for each.
-        delta: δ of the promise.
-        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all (central only).
-        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
-        gamma: PrivUnit's cap: "exact", "paper" or "optimal".
-        server_rate: Adam's rate on the server.
+        mechanism: "central-gaussian", "local-gaussian", "privunit", or another name in `MECHANISMS`.
+        noise_multiplier: z, the standard deviation of the noise divided by C, on the sum (central) or on each report (local). With
+            Gaussian noise pass exactly one of this and `target_epsilon`.
+        target_epsilon: the largest ε of the run at `delta`; the noise is calibrated to it.
+        target_per: whether the target is for all rounds together ("total") or for each ("round").
+        delta: the δ at which ε is stated.
+        adjacency: "replace-one" hides the data of a client, "add-remove" whether it takes part (central only).
+        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, used without `target_epsilon`.
+        gamma: the rule for PrivUnit's cap: "exact", "paper" or "optimal".
+        server_rate: the learning rate of Adam on the server.
         average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 
     >>> dp_fedadam(clip=1.0, noise_multiplier=5.0).server.lr

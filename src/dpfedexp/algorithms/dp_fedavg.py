@@ -1,4 +1,4 @@
-"""DP-FedAvg, the baseline."""
+"""DP-FedAvg, the baseline: a fixed server step."""
 
 from dpfedexp.accounting.events import Adjacency, GammaRule
 from dpfedexp.algorithms.algorithm import HINTS, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
@@ -22,20 +22,20 @@ def dp_fedavg(
     server_momentum: float | None = None,
     average_last: int = 1,
 ) -> Algorithm:
-    """DP-FedAvg: clipped updates, noise, and a fixed step of the server.
+    """Make DP-FedAvg: clipped updates, noise, and a fixed server step.
 
     Args:
         clip: the radius C of the ball that updates are clipped to, "adaptive", or an `AdaptiveClip` (central only).
-        mechanism: who adds the noise: "central-gaussian", "local-gaussian", "privunit", or another that is registered.
-        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
-            of this and `target_epsilon` is given for Gaussian noise.
-        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
-        target_per: whether the target is for all rounds together or for each.
-        delta: δ of the promise.
-        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all (central only).
-        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
-        gamma: PrivUnit's cap: "exact", "paper" or "optimal".
-        server_rate: a fixed global step size η_g.
+        mechanism: "central-gaussian", "local-gaussian", "privunit", or another name in `MECHANISMS`.
+        noise_multiplier: z, the standard deviation of the noise divided by C, on the sum (central) or on each report (local). With
+            Gaussian noise pass exactly one of this and `target_epsilon`.
+        target_epsilon: the largest ε of the run at `delta`; the noise is calibrated to it.
+        target_per: whether the target is for all rounds together ("total") or for each ("round").
+        delta: the δ at which ε is stated.
+        adjacency: "replace-one" hides the data of a client, "add-remove" whether it takes part (central only).
+        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, used without `target_epsilon`.
+        gamma: the rule for PrivUnit's cap: "exact", "paper" or "optimal".
+        server_rate: the fixed server step η_g.
         server_momentum: momentum of the server, None for none.
         average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 

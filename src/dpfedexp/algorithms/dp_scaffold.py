@@ -1,4 +1,4 @@
-"""DP-SCAFFOLD at client level: control variates at DP-FedAvg's ε."""
+"""DP-SCAFFOLD at client level: control variates at the same ε as DP-FedAvg."""
 
 from typing import get_args
 
@@ -24,21 +24,21 @@ def dp_scaffold(
     control: Control = "update",
     average_last: int = 1,
 ) -> Algorithm:
-    """DP-SCAFFOLD at client level: the server's control variate comes from what is released anyway, at DP-FedAvg's ε.
+    """Make DP-SCAFFOLD at client level: the server's control variate is computed from the release, at the same ε as DP-FedAvg.
 
     Args:
         clip: the radius C of the ball that updates are clipped to, "adaptive", or an `AdaptiveClip` (central only).
-        mechanism: who adds the noise: "central-gaussian", "local-gaussian", "privunit", or another that is registered.
-        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
-            of this and `target_epsilon` is given for Gaussian noise.
-        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
-        target_per: whether the target is for all rounds together or for each.
-        delta: δ of the promise.
-        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all (central only).
-        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
-        gamma: PrivUnit's cap: "exact", "paper" or "optimal".
-        control: what a client's own control variate follows: its clipped "update", which never leaves it, or, in a local setting,
-            the "report" that it sent, noise and all.
+        mechanism: "central-gaussian", "local-gaussian", "privunit", or another name in `MECHANISMS`.
+        noise_multiplier: z, the standard deviation of the noise divided by C, on the sum (central) or on each report (local). With
+            Gaussian noise pass exactly one of this and `target_epsilon`.
+        target_epsilon: the largest ε of the run at `delta`; the noise is calibrated to it.
+        target_per: whether the target is for all rounds together ("total") or for each ("round").
+        delta: the δ at which ε is stated.
+        adjacency: "replace-one" hides the data of a client, "add-remove" whether it takes part (central only).
+        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, used without `target_epsilon`.
+        gamma: the rule for PrivUnit's cap: "exact", "paper" or "optimal".
+        control: the vector that a client's control variate follows: its clipped "update", which never leaves the client, or, in a
+            local setting, the noisy "report" that it sent.
         average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 
     >>> dp_scaffold(clip=1.0, noise_multiplier=5.0).scaffold

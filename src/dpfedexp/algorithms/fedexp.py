@@ -7,10 +7,10 @@ from dpfedexp.errors import checked
 
 @checked
 def fedavg(*, server_rate: float = 1.0) -> Algorithm:
-    """FedAvg without privacy: the mean of the updates, every client weighing the same.
+    """Make FedAvg without privacy: the unweighted mean of the updates.
 
     Args:
-        server_rate: a fixed global step size η_g.
+        server_rate: the fixed server step η_g.
 
     >>> fedavg().private
     False
@@ -20,10 +20,10 @@ def fedavg(*, server_rate: float = 1.0) -> Algorithm:
 
 @checked
 def fedexp(*, step: step_size.Step = "paper") -> Algorithm:
-    """FedEXP without privacy (eq:step-size-fedexp).
+    """Make FedEXP without privacy (eq:step-size-fedexp).
 
     Args:
-        step: "paper" takes what the rule says; "safe" caps it by the progress that the mean updates show, and falls back to 1.
+        step: "paper" uses the step size of the rule; "safe" caps it by the progress that the mean updates show, or falls back to 1.
 
     >>> fedexp().average_last
     2

@@ -32,24 +32,24 @@ def ldp_fedexp(
     step: step_size.Step = "safe",
     average_last: int = 2,
 ) -> Algorithm:
-    """LDP-FedEXP (Algorithm 1), Gaussian or PrivUnit.
+    """Make LDP-FedEXP (Algorithm 1), with Gaussian noise or PrivUnit.
 
-    The Gaussian default is the free rule; PrivUnit has the paper's, which costs nothing either.
+    With Gaussian noise the default is the free rule; PrivUnit uses the rule of the paper, which costs no ε either.
 
     Args:
         clip: the radius C of the ball that updates are clipped to.
         mechanism: "local-gaussian" or "privunit".
-        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
-            of this and `target_epsilon` is given for Gaussian noise.
-        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
-        target_per: whether the target is for all rounds together or for each.
-        delta: δ of the promise.
-        adjacency: "replace-one": a client that reports at all can only be replaced.
-        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
-        gamma: PrivUnit's cap: "exact", "paper" or "optimal".
-        numerator: where ‖Δ‖² comes from with Gaussian noise: "free", "paper" or "naive"; None for the default.
-        step: "safe" caps the step size by the progress that the released means show, and falls back to 1 without it; "paper" takes
-            what the rule says.
+        noise_multiplier: z, the standard deviation of the noise divided by C, on the sum (central) or on each report (local). With
+            Gaussian noise pass exactly one of this and `target_epsilon`.
+        target_epsilon: the largest ε of the run at `delta`; the noise is calibrated to it.
+        target_per: whether the target is for all rounds together ("total") or for each ("round").
+        delta: the δ at which ε is stated.
+        adjacency: "replace-one", because a report shows that its client takes part.
+        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, used without `target_epsilon`.
+        gamma: the rule for PrivUnit's cap: "exact", "paper" or "optimal".
+        numerator: the source of ‖Δ‖² with Gaussian noise: "free" (the default), "paper" or "naive".
+        step: "safe" caps the step size by the progress that the released means show, and falls back to 1 without progress;
+            "paper" uses the step size of the rule.
         average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 
     >>> ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
@@ -98,16 +98,16 @@ def naive_ldp_fedexp(
     adjacency: Adjacency = "replace-one",
     average_last: int = 2,
 ) -> Algorithm:
-    """The paper's biased variant (eq:naive), for its figures: do not train with it.
+    """Make the paper's biased variant (eq:naive), for its figures; do not train with it.
 
     Args:
         clip: the radius C of the ball that updates are clipped to.
-        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
-            of this and `target_epsilon` is given for Gaussian noise.
-        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
-        target_per: whether the target is for all rounds together or for each.
-        delta: δ of the promise.
-        adjacency: "replace-one": a client that reports at all can only be replaced.
+        noise_multiplier: z, the standard deviation of the noise divided by C, on the sum (central) or on each report (local). With
+            Gaussian noise pass exactly one of this and `target_epsilon`.
+        target_epsilon: the largest ε of the run at `delta`; the noise is calibrated to it.
+        target_per: whether the target is for all rounds together ("total") or for each ("round").
+        delta: the δ at which ε is stated.
+        adjacency: "replace-one", because a report shows that its client takes part.
         average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
 
     >>> naive_ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator

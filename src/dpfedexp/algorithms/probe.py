@@ -1,4 +1,4 @@
-"""Requests other than updates: votes on the local rate and the first clip, and private evaluation."""
+"""Requests to clients other than updates: votes on the local rate and the first clip, and private evaluation."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from dpfedexp.mechanisms import Mechanism, mechanism_class
 from dpfedexp.mechanisms.base import OneTimeEvents
 
 UPDATE, RATE, CLIP, SCALE, CANDIDATE = "update", "local rate", "first clip", "rate scale", "best candidate"
-"""What clients are asked for: an update, one of the votes, or `EVALUATION`; the ledger has these names."""
+"""The names of requests to clients, as in the ledger: an update or one of the votes. `EVALUATION` is another one."""
 LATER = (SCALE, CANDIDATE, EVALUATION)
-"""Those that come after the first round."""
+"""The requests that come after the first round."""
 MOST_CANDIDATES = 8
-"""Candidates of a tournament, at most."""
+"""The largest number of candidates of a tournament."""
 CANDIDATE_SHARE = 0.01
-"""What a vote on the best candidate costs, as a share of μ² of the rounds: half a percent more noise in the updates."""
+"""The cost of a vote on the best candidate, as a share of μ² of the rounds: half a percent more noise in the updates."""
 EVALUATION_SHARE = 0.019
-"""What all measurements by clients cost together, as a share of μ² of the rounds: less than 1% more noise in the updates."""
+"""The cost of all evaluations by clients together, as a share of μ² of the rounds: less than 1% more noise in the updates."""
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What a run asks of its clients beside updates, in numbers; its noise must pay for all of it.
+    """The number of requests of a run beside updates; the calibration of the noise covers all of them.
 
     Attributes:
-        evaluations: measurements of the model.
-        rate_votes: how often the local rate and the first clip are voted on, where the rate sets itself: once for every candidate
-            that does not take another's.
-        scale_votes: how often the rate is rescaled; None for once after each of `scale_rounds`, with large noise.
-        candidate_votes: votes on the best candidate of a tournament.
+        evaluations: number of evaluations by clients.
+        rate_votes: number of votes on an automatic local rate and the first clip: one for every candidate that does not use the
+            rate of another candidate.
+        scale_votes: number of votes that rescale the rate; None for one after each of `scale_rounds`, as with large noise.
+        candidate_votes: number of votes on the best candidate of a tournament.
     """
 
     evaluations: int = 0
@@ -54,11 +54,11 @@ class Extras:
 class Probe:
     """The votes that choose the local rate: their mechanisms, and after which rounds the rate is rescaled.
 
-    `noise_share` is the run's n. Before it is known it is infinite, and all votes are counted that a run may ask for.
+    `noise_share` is n of the run (`Mechanism.noise_share`). It is infinite before it is known: then all possible votes are counted.
 
-    Formal guarantee: a client's answer is one bin, clipped to norm ½. So all the bins together
-    move by at most ½ when the client is left out and by at most 1 when it is replaced, and each has noise that is fixed before.
-    The event is one Gaussian query (`votes_only`). Without noise nothing is promised.
+    Formal guarantee: the answer of a client is one bin, clipped to norm ½. So all bins together change by at most ½ in norm when a
+    client is left out and by at most 1 when it is replaced, and each bin has noise of a fixed size.
+    The event is one Gaussian query (`votes_only`). Without noise there is no guarantee.
     """
 
     rate: Mechanism
@@ -75,21 +75,21 @@ class Probe:
         return {RATE: self.rate, CLIP: self.clip, SCALE: self.scale}[purpose]
 
     def events(self, sampling: Sampling, *, adaptive: bool, extras: Extras = Extras()) -> list[Event]:
-        """What they cost: the clip is asked for only where it adapts."""
+        """Return the events of all votes; the first clip is voted on only if the clip is adaptive."""
         scales = len(self.scale_rounds) if extras.scale_votes is None else extras.scale_votes
         purposes = [RATE, *([CLIP] if adaptive else [])] * extras.rate_votes + [SCALE] * scales
         return [self.mechanism(purpose).event(sampling) for purpose in purposes]
 
 
 def bin_answers(places: Tensor, bins: int) -> Tensor:
-    """Answers of clients as rows [n, bins]: ½ in the bin that a client chose, counted from 1; zeros for 0, which abstains."""
+    """Return the answers as rows [n, bins]: ½ in the chosen bin, counted from 1; zeros for place 0 (abstention)."""
     rows = torch.zeros(len(places), bins + 1, device=places.device)
     rows[torch.arange(len(places), device=places.device), places] = MAX_SHARE
     return rows[:, 1:]
 
 
 def bin_count(purpose: str) -> int:
-    """The number of bins of a question; 0 for an update."""
+    """Return the number of bins of a request; 0 for an update."""
     bins = {RATE: len(RATES), CLIP: len(RADII), SCALE: len(SCALES), CANDIDATE: MOST_CANDIDATES, EVALUATION: WIDTH}
     return bins.get(purpose, 0)
 
@@ -97,7 +97,7 @@ def bin_count(purpose: str) -> int:
 def extra_releases(
     algorithm: Algorithm, local: LocalOptimizer | None, rounds: int, sampling: Sampling, extras: Extras = Extras()
 ) -> tuple[tuple[VoteSpec, ...], OneTimeEvents | None]:
-    """The votes of every round, and the events that a run releases besides its rounds."""
+    """Return the votes of every round, and a function that lists the events released once (None if there are none)."""
     kind, automatic = mechanism_class(algorithm.mechanism), local is not None and local.automatic
     votes = (IMPROVED,) if automatic else ()
     evaluations, polls = extras.evaluations, extras.candidate_votes
@@ -130,33 +130,33 @@ def extra_releases(
 
 
 def evaluation_interval(rounds: int, every: int | None = None) -> int:
-    """After how many rounds the clients measure the model: as given, or such that they do it ten times in a run."""
+    """Return the number of rounds between evaluations by clients: `every`, or by default ten evaluations in a run."""
     return every or max(1, rounds // 10)
 
 
 def evaluation_count(rounds: int, every: int | None = None) -> int:
-    """How often they do it in a run; after the last round in any case."""
+    """Return the number of evaluations by clients in a run; the last round always has one."""
     return -(-rounds // evaluation_interval(rounds, every))
 
 
 def evaluation_mechanism(mechanism: Mechanism, rounds: int, sampling: Sampling, evaluations: int) -> Mechanism:
-    """The mechanism of a measurement by clients; all of them together cost `EVALUATION_SHARE` of what the rounds cost."""
+    """Return the mechanism of one evaluation by clients; all evaluations together cost `EVALUATION_SHARE` of the rounds."""
     return mechanism.asking(EVALUATION, _noise(mechanism, sampling, EVALUATION_SHARE * rounds / max(evaluations, 1)))
 
 
 def candidate_vote(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Mechanism:
-    """The mechanism of a vote on the best candidate; it costs `CANDIDATE_SHARE` of what the rounds cost."""
+    """Return the mechanism of a vote on the best candidate, which costs `CANDIDATE_SHARE` of the rounds."""
     return mechanism.asking(CANDIDATE, _noise(mechanism, sampling, CANDIDATE_SHARE * rounds))
 
 
 def _noise(mechanism: Mechanism, sampling: Sampling, rounds: float) -> float:
-    """The noise of an answer that costs as much as `rounds` rounds, and at most one round."""
+    """Return the noise of a request that costs as much as `rounds` rounds, and at most as much as one round."""
     mu = getattr(mechanism.event(sampling), "mu", math.inf)
     return max(1.0 / (mu * math.sqrt(rounds)), 1.0 / mu)
 
 
 def make_probe(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Probe:
-    """The probe of a run by its mechanism: each vote costs `RATE_SHARE` or `CLIP_SHARE` of what the rounds cost together."""
+    """Make the probe of a run; a vote on the rate costs `RATE_SHARE`, one on the clip `CLIP_SHARE` of all rounds."""
     rate, clip = (_noise(mechanism, sampling, share * rounds) for share in (RATE_SHARE, CLIP_SHARE))
     return Probe(mechanism.asking(RATE, rate), mechanism.asking(CLIP, clip), mechanism.asking(SCALE, rate), rounds)
 
@@ -171,9 +171,9 @@ def with_scale_votes(
     rounds: int,
     secure: Secure,
 ) -> Extras:
-    """The extras with the number of votes on the rate's scale that the run's noise asks for.
+    """Return the extras with the number of votes on the scale of the rate, which depends on the noise of the run.
 
-    The noise is that of a run with all of them. With fewer votes there is less noise, so small noise stays small.
+    The noise is computed for the largest number of votes. Fewer votes need less noise, so noise that counts as small stays small.
     """
     votes, one_time = extra_releases(algorithm, local, rounds, sampling, extras)
     if not votes or extras.scale_votes is not None:
@@ -195,8 +195,8 @@ def bind(
 ) -> tuple[Mechanism, Probe | None, Mechanism | None]:
     """Build the mechanisms of a run: of its rounds, of the votes on an automatic rate, and of the evaluation by clients.
 
-    Formal guarantee: all of it together stays within the algorithm's target. The server of a run and every node that finds its
-    settings announced get the same three.
+    Formal guarantee: all of them together stay within the target of the algorithm. The server and every node that receives its
+    settings build the same three mechanisms.
     """
     sampling, cohort = participation.sampling(population), participation.expected(population)
     extras = with_scale_votes(extras, algorithm, local, dimension, cohort, sampling, rounds, secure)

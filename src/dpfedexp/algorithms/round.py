@@ -1,5 +1,5 @@
-"""A round of any algorithm, in a simulator and a deployment alike: who takes part, how many clients the public is told there are,
-and what follows the release: the step size, the server's move, the next clip.
+"""A round of any algorithm, in simulation and deployment: participation, the public number of clients, and the steps after the
+release (step size, server step, next clip).
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from dpfedexp.errors import InputError, checked, is_count, is_number, require
 from dpfedexp.mechanisms import Release
 
 Draws = KeyedNoise | ChaChaNoise
-"""Where the choice comes from: the run's seed, or the operating system."""
+"""The source of randomness of a cohort: the seed of the run, or the operating system."""
 
 
 class Participation(Protocol):
-    """`sampling` and `expected` are asked with the public population, `cohort` with the number of clients that are there."""
+    """How a cohort is drawn. `clients` is the public population in `sampling` and `expected`, the actual number in `cohort`."""
 
     def sampling(self, clients: int) -> Sampling:
-        """What the accountant is told."""
+        """Return the sampling for the accountant."""
         ...
 
     def expected(self, clients: int) -> float:
-        """The public cohort size that sums are divided by."""
+        """Return the public cohort size by which sums are divided."""
         ...
 
     def cohort(self, clients: int, noise: Draws) -> Tensor:
-        """The clients of one round, sorted."""
+        """Draw the clients of one round, sorted."""
         ...
 
 
 def public_population(adjacency: Adjacency, participation: Participation, present: int) -> int:
-    """The number of clients that denominators, sampling rates and accounting are made from.
+    """Return the public number of clients, from which denominators, sampling rates and accounting are computed.
 
-    Formal guarantee: it is the same for all neighbors. Under replace-one they have equally many clients, so it is the number of
-    those present. Under add-remove that number is what the guarantee hides: a divisor counted from the data would move the whole
-    mean when one client comes or goes. There `participation` declares it, and the federation may hold more or fewer.
+    Formal guarantee: the number is the same for all neighbors. Under replace-one neighbors have equally many clients, so it is the
+    actual number. Under add-remove the guarantee hides the actual number: a divisor counted from the data would change the whole
+    mean when one client is added or removed. So `participation` declares it, and the federation may have more or fewer clients.
     """
     population = getattr(participation, "population", None)
     if population is not None:
@@ -64,7 +64,7 @@ def public_population(adjacency: Adjacency, participation: Participation, presen
             "that is declared and not counted; write participation=Full(population=1000), say, or population = 1000 under "
             "[participation]."
         )
-    # With one more client, another would be left out, which is not the full round that is charged.
+    # With one more client than `count`, a client is left out, which is not the full participation that is charged.
     require(
         not isinstance(participation, FixedSize) or participation.count < population,
         f"participation is a fixed cohort of {getattr(participation, 'count', 0)} of {population} clients under add-remove "
@@ -76,11 +76,11 @@ def public_population(adjacency: Adjacency, participation: Participation, presen
 @checked
 @dataclass(frozen=True)
 class Full:
-    """Every client in every round.
+    """Full participation: every client in every round.
 
     Args:
-        population: the public number of clients. Under add-remove adjacency how many there are is private, so it must be declared:
-            sums are divided by it, and the federation may hold more or fewer. Under replace-one it is the federation's own.
+        population: the public number of clients, by which sums are divided. It must be declared under add-remove adjacency, where
+            the actual number is private and may differ. Under replace-one it is the actual number.
 
     >>> Full().expected(1000)
     1000.0
@@ -101,9 +101,9 @@ class Full:
 @checked
 @dataclass(frozen=True)
 class Poisson:
-    """Every client independently with probability `rate`; how many came is private, so sums are divided by rate·M.
+    """Poisson sampling: each client independently with probability `rate`; sums are divided by rate·M, as the count is private.
 
-    With rate 1 it is `Full`, and costs what that costs.
+    Rate 1 is the same as `Full`, at the same cost.
 
     Args:
         rate: the probability, above 0 and at most 1.
@@ -129,7 +129,7 @@ class Poisson:
         return self.rate * clients
 
     def cohort(self, clients: int, noise: Draws) -> Tensor:
-        # Draws are multiples of 2⁻⁵³: rounded down to one, the rate that is drawn is never above the one that is charged.
+        # Draws are multiples of 2⁻⁵³: the rate is rounded down to a multiple, so that it is never above the rate that is charged.
         rate = math.floor(self.rate * 2.0**53) / 2.0**53
         return torch.from_numpy(noise.generator(0).random(clients) < rate).nonzero().flatten()
 
@@ -137,13 +137,13 @@ class Poisson:
 @checked
 @dataclass(frozen=True)
 class FixedSize:
-    """A uniformly random set of `count` clients, without replacement; all of them where fewer are there.
+    """Fixed-size sampling: `count` clients uniformly without replacement, or all clients if there are fewer.
 
-    Under add-remove one client more pushes another one out, so two contributions differ and no amplification is claimed. Sums are
-    divided by `count` in any case.
+    Under add-remove an added client replaces another one in the cohort: two contributions differ, and no amplification is claimed.
+    Sums are always divided by `count`.
 
     Args:
-        count: clients of a round.
+        count: the number of clients in a round.
         population: as for `Full`.
 
     >>> FixedSize(100).expected(1000)
@@ -179,10 +179,10 @@ class LargerCohort:
     Sampling rate, denominator, noise and guarantee are those of the deployment. The simulated clients are not protected.
 
     Args:
-        simulated: who of the clients that are there takes part.
-        noise_cohort: clients of a round of the deployment.
-        population: clients of the deployment; by default as many as give the simulation's sampling rate.
-        stand_ins: how many simulated clients are expected in a round; a run fills it in.
+        simulated: the participation of the simulated clients.
+        noise_cohort: the number of clients in a round of the deployment.
+        population: the number of clients of the deployment; by default such that the sampling rate is that of the simulation.
+        stand_ins: the expected number of simulated clients in a round; set by the run.
 
     >>> LargerCohort(FixedSize(50), noise_cohort=1000).sampling(20000)
     Sampling(kind='fixed', rate=0.05)
@@ -202,11 +202,11 @@ class LargerCohort:
 
     @property
     def factor(self) -> float:
-        """For how many clients of the deployment each simulated one stands."""
+        """The number of deployment clients for which each simulated client stands."""
         return self.noise_cohort / self.stand_ins
 
     def sampling(self, clients: int) -> Sampling:
-        """How the deployment draws its cohort, with the same kind of sampling as the simulation."""
+        """Return the sampling of the deployment, of the same kind as that of the simulation."""
         require(
             self.noise_cohort <= clients,
             f"noise_cohort is {self.noise_cohort}, but the population is {clients}; it must be at most that.",
@@ -228,7 +228,7 @@ class LargerCohort:
 
 
 def larger_cohort(given: LargerCohort, present: int) -> tuple[LargerCohort, int]:
-    """The participation of a simulated deployment with its stand-ins, and its public population."""
+    """Return the participation with `stand_ins` set, and the public population of the deployment."""
     given.simulated.sampling(present)
     larger = replace(given, stand_ins=given.simulated.expected(present))
     declared = round(present * larger.factor) if given.population is None else given.population
@@ -242,7 +242,7 @@ SHORT = 2**17
 
 
 def server_device(dimension: int, device: torch.device) -> torch.device:
-    """Where the server of a run on `device` holds its vectors."""
+    """Return the device on which the server of a run on `device` keeps its vectors."""
     return device if dimension > SHORT else torch.device("cpu")
 
 
@@ -251,15 +251,15 @@ class State:
     """The state of a run between rounds. Vectors are float64 on the server's device.
 
     Attributes:
-        round: how many rounds are complete.
-        w: the model's parameters.
+        round: the number of complete rounds.
+        w: the parameters of the model.
         recent: the last iterates that the reported model averages, newest last.
-        radius: the clip C in force.
-        server: what the server optimizer remembers.
+        radius: the present clip C.
+        server: the state of the server optimizer.
         control: SCAFFOLD's server control variate c; None without SCAFFOLD.
         client_controls: the clients' own c_i, one row each; None without SCAFFOLD.
         memory: state of the step-size rule and other rules with memory, by name.
-        candidate: which candidate of a tournament this is the state of; 0 without one.
+        candidate: the number of the candidate in a tournament; 0 without a tournament.
         rivals: the states of the other candidates that are still compared, by number; empty without a tournament and after it.
     """
 
@@ -289,10 +289,10 @@ class State:
 def advance(
     algorithm: Algorithm, release: Release, state: State, *, share: float = 1.0, tau_eta_l: float | None = None
 ) -> tuple[State, float]:
-    """The next state and η_g. The model moves here and nowhere else: w ← w + η_g·direction.
+    """Return the next state and η_g. This is the only function that changes the model: w ← w + η_g·direction.
 
-    SCAFFOLD needs two public numbers more: `share`, the expected share of the clients that took part, and τη_l, how far a client
-    goes per unit of gradient.
+    SCAFFOLD needs two more public numbers: `share`, the expected share of clients in a round, and `tau_eta_l` = τη_l, the length of
+    a client's update per unit of gradient.
     """
     eta_g, memory = next_step(algorithm.rule, release, state.memory)
     direction, server = algorithm.server.direction(release.c_bar, state.server)

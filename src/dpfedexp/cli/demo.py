@@ -1,4 +1,4 @@
-"""`dpfedexp demo`: the paper's synthetic experiments, with the free rule, so that FedEXP and FedAvg promise exactly the same."""
+"""`dpfedexp demo`: the paper's synthetic experiments, with the free rule, so that FedEXP and FedAvg have the same ε."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROBLEMS: dict[str, tuple[int, float, dict[str, Any]]] = {
     "cdp": (500, 0.001, {"noise_multiplier": 5.0, "delta": 1e-5}),
     "ldp-gaussian": (100, 0.003, {"mechanism": "local-gaussian", "noise_multiplier": 0.7, "delta": 1e-5}),
 }
-"""Dimension, local rate, and what the algorithms of a setting share."""
+"""Setting → (dimension, local rate, settings that its algorithms share)."""
 ALGORITHMS: dict[Key, dict[str, Any]] = {
     ("cdp", "fedexp"): {"name": "cdp_fedexp", "clip": 0.3, "numerator": "free", "step": "paper"},
     ("cdp", "fedavg"): {"name": "dp_fedavg", "clip": 3.0, "mechanism": "central-gaussian"},
@@ -40,7 +40,7 @@ ALGORITHMS: dict[Key, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class DemoRun:
-    """A finished run: the distance to the optimum by evaluated round, and its promise."""
+    """A finished run: the distance to the optimum by evaluated round, and the privacy statement."""
 
     distances: dict[int, float]
     privacy: PrivacyStatement
@@ -99,7 +99,7 @@ def demo(
 
 
 def settings(setting: str, algorithm: str) -> Settings:
-    """The paper's settings of a run, but with the free rule for FedEXP."""
+    """Return the paper's settings of a run, but with the free rule for FedEXP."""
     from dpfedexp.config import parse
 
     dimension, lr, shared = PROBLEMS[setting]
@@ -114,7 +114,7 @@ def settings(setting: str, algorithm: str) -> Settings:
 
 
 def train(settings: Settings) -> DemoRun:
-    """A whole simulated run on the CPU."""
+    """Run a whole simulation on the CPU."""
     from dpfedexp.cli.train import execute
     from dpfedexp.engine.advice import silence
 
@@ -126,7 +126,7 @@ def train(settings: Settings) -> DemoRun:
 
 
 def _sentence(runs: Runs) -> str:
-    """What was seen."""
+    """Return a sentence with the results of FedEXP against FedAvg."""
     parts = []
     for setting, place in (("cdp", "central"), ("ldp-gaussian", "local")):
         ours, theirs = ([run.final_distance for run in runs[setting, name]] for name in ("fedexp", "fedavg"))

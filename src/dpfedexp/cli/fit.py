@@ -118,7 +118,7 @@ def fit(
 
 
 def _completed(settings: Settings, built: Problem, given: dict[str, Any]) -> Settings:
-    """The settings with δ and the rounds that public numbers say, where they were not given."""
+    """Return the settings with the default δ and rounds, computed from public numbers, if they were not given."""
     from dpfedexp.engine.fit import rounds_for
     from dpfedexp.engine.plan import default_delta
 
@@ -133,7 +133,7 @@ def _completed(settings: Settings, built: Problem, given: dict[str, Any]) -> Set
 
 
 def _model(name: str | None, tree: dict[str, Any], classes: int | None) -> dict[str, Any]:
-    """The section [model]: what was named, with the sizes that the arrays say; by default a linear model of few features."""
+    """Return the section [model]: the named network, by default a linear model, with the sizes of the arrays."""
     if name is not None and ":" in name:
         return {"factory": name}
     if tree["data"]["kind"] != "npz" or "factory" in tree["model"]:

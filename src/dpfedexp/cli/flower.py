@@ -169,7 +169,7 @@ def helper_key(
 
 
 def _files_of_nodes(data: Path) -> list[Path]:
-    """The entries of a folder, by name: each is one node's."""
+    """Return the entries of a folder, sorted by name; each one holds the data of one node."""
     require(
         data.is_dir(), f"data is {str(data)!r}, which is not a folder; it must hold one file or folder for each node."
     )
@@ -212,7 +212,7 @@ def _explain(nodes: int, folder: Path, app: Path, *, own: bool) -> None:
 
 
 def _watch(deployment: Deployment, *, show: bool) -> None:
-    """Wait until a process ends or the user stops; meanwhile show what they write, a name before each line."""
+    """Wait until a process ends or the user stops; with `show`, print the logs with the name of the process before each line."""
     read: dict[Path, int] = {}
     while (ended := deployment.failed()) is None:
         for name in deployment.logs if show else ():
@@ -234,7 +234,7 @@ _REFUSED = {
 }
 _SECRET = "--superexec-auth-secret-file"
 _FILES = {"--auth-supernode-private-key": 0o600, "--ssl-keyfile": 0o600, _SECRET: 0o640}
-"""Options that name secrets, and the mode that each may have at most: the apps' group reads the last one."""
+"""Options that name secret files, with the most permissive mode of each; the group of the apps reads the last one."""
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
@@ -275,7 +275,7 @@ def node(
     forbid_core_dumps()
     os.umask(0o077)
     for holder in holders:
-        with guard_ledger(holder):  # a ledger that can't be used is said here, before anything is answered
+        with guard_ledger(holder):  # an unusable ledger must raise before any request is answered
             pass
     check_folder(root())
     os.environ.pop("DPFEDEXP_GUARD", None)  # the app's processes inherit this environment
@@ -323,13 +323,13 @@ def superlink(
 
 
 def split_options(options: Sequence[str]) -> dict[str, str]:
-    """Each option with the word after it, written `--name value` or `--name=value`."""
+    """Return each option with its value, written as `--name value` or `--name=value`."""
     split = [word for option in options for word in (option.split("=", 1) if option.startswith("--") else [option])]
     return dict(itertools.pairwise([*split, ""]))
 
 
 def check_options(options: Sequence[str]) -> None:
-    """Refuses what would open a site that is meant to be closed."""
+    """Raise `InputError` for options of flower-supernode that would weaken the isolation of a site."""
     given = split_options(options)
     written_out(given, (*_REFUSED, *_FILES, "--insecure", "--isolation", "--superlink"))
     for name, why in _REFUSED.items():
@@ -349,7 +349,7 @@ def check_options(options: Sequence[str]) -> None:
 
 
 def written_out(options: Iterable[str], names: Iterable[str]) -> None:
-    """Refuses short forms of these options, which Flower would take for the whole."""
+    """Raise `InputError` for abbreviations of these options, which Flower would accept."""
     for option, name in itertools.product(options, names):
         short = option.startswith("--") and name.startswith(option) and option != name
         require(not short, f"{option} is short for {name}; write it out.")

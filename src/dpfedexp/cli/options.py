@@ -1,4 +1,4 @@
-"""Flags that commands share. They import nothing that is slow, so that help is immediate."""
+"""Options that several commands share. This module imports nothing slow, so that `--help` is fast."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ CENTRAL = "central-gaussian"
 
 
 class FileCommand(TyperCommand):
-    """A command with a settings file: a setting that is typed as an option is answered with the `--set` that means it."""
+    """A command with a settings file: if a setting is typed as an option, the error names the `--set` for it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -47,5 +47,5 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One object on standard output."""
+    """Print a value as a JSON object on standard output."""
     typer.echo(json.dumps(finite(value), indent=2, ensure_ascii=False))

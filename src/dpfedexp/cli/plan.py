@@ -76,7 +76,7 @@ def plan(
     if min(rates) < 1 and not as_json:  # calibrating a sampled round takes a second or two
         grid = iter(track(grid, "calibrating", size, console=Console(stderr=True), transient=True))
     rows = list(grid)
-    # Where no run was named: the row with ε nearest to 8, rounds nearest to 50, everybody.
+    # Without a file: the row with the largest cohort, then ε nearest to 8, then rounds nearest to 50.
     advised = chosen or min(rows, key=lambda one: (-one.cohort, abs(one.epsilon - 8), abs(one.rounds - 50)))
     if as_json:
         fields = ("epsilon", "rounds", "cohort", "noise_multiplier", "best_signal", "clients_needed", "verdict")
@@ -88,7 +88,7 @@ def plan(
 
 
 def _of_file(path: Path) -> Plan:
-    """The plan of a run's settings; the clients are those that its data declare."""
+    """Return the plan of a settings file; the number of clients is that of its data."""
     from dpfedexp.algorithms.round import LargerCohort
     from dpfedexp.config import load
     from dpfedexp.config.problem import build

@@ -32,7 +32,7 @@ DeltaOption = Annotated[float, typer.Option("--delta", help="δ of the total.")]
 TargetOption = Annotated[float, typer.Option("--epsilon", "--target-epsilon", "-e", help="The ε that may be spent.")]
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
 INCOMPLETE = 4
-"""The exit code where a claim can't be checked, because something is missing."""
+"""The exit code if a claim can't be checked because something is missing."""
 _VERDICTS = {
     "holds": "[bold green]The claim holds.[/]",
     "false": "[bold red]THE CLAIM DOES NOT HOLD. Do not rely on it.[/]",
@@ -67,7 +67,7 @@ class RoundOptions:
     ] = "exact"
 
     def event(self, z: float | None) -> Event:
-        """One round with noise multiplier z."""
+        """Return the event of one round with noise multiplier z."""
         from dpfedexp.accounting import Sampling
         from dpfedexp.accounting.events import RoundSettings
         from dpfedexp.mechanisms.registry import round_event
@@ -79,7 +79,7 @@ class RoundOptions:
         return round_event(self.mechanism, settings)
 
     def scaled(self, total: float) -> RoundOptions:
-        """PrivUnit's round with its three ε scaled to sum to `total`."""
+        """Return the options with PrivUnit's three ε scaled to sum to `total`."""
         scale = total / (self.epsilon0 + self.epsilon1 + self.epsilon2)
         return dataclasses.replace(
             self, epsilon0=scale * self.epsilon0, epsilon1=scale * self.epsilon1, epsilon2=scale * self.epsilon2
@@ -87,7 +87,7 @@ class RoundOptions:
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the fields of `RoundOptions` in place of its parameter `one`."""
+    """Return the command with the fields of `RoundOptions` as options instead of its parameter `one`."""
     hints, fields = (get_type_hints(made, include_extras=True) for made in (command, RoundOptions))
     defaults = {field.name: field.default for field in dataclasses.fields(RoundOptions)}
 
@@ -213,7 +213,7 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     checks = verify_run(run, planned, events[1:])
     result = outcome(checks)
     if as_json:
-        # Without a whole ledger there is nothing to recompute, and the checks say so.
+        # Without a complete ledger nothing can be recomputed; the checks report it.
         found = json.loads(recompute(run, read_claim(run)).to_json()) if checks[0].passed else {}
         keys = ("epsilon_total", "epsilon_round", "delta", "adjacency", "accountant", "rounds", "exact")
         print_json(
@@ -240,7 +240,7 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
 
 
 def _show_cost(event: Event, rounds: int, delta: float, about: dict[str, Any], as_json: bool) -> None:
-    """What `rounds` rounds of `event` cost; with the clients known, for readers of a local run's models too."""
+    """Print the cost of `rounds` rounds of `event`, and of readers of the models if the number of clients is known."""
     from dpfedexp.accounting import guarantee
     from dpfedexp.accounting.statement import figure
     from dpfedexp.accounting.views import models_only, other_adjacency

@@ -1,11 +1,11 @@
 """Private selection: a secret number of runs with settings drawn from the grid; only the best is shown.
 
-OUT/selection.json   what was begun: the grid, the mean number of runs, and what the selection costs
+OUT/selection.json   facts of the selection: hash of the settings, mean number of runs, and ε
 OUT/best             the best run, with the statement of the selection
-OUT/selection.txt    what was found, and what it cost
+OUT/selection.txt    the result and its cost
 
-The draw and the runs are in `selections/` of the private folder (`engine.private_folder.root`), which is removed at the end.
-A killed selection resumes with the same draw; one whose private folder is missing is refused.
+The draw and the runs are in `selections/` of the private folder (`engine.private_folder.root`) and are removed at the end.
+A killed selection resumes with the same draw; without its private folder it is refused.
 """
 
 import hashlib
@@ -39,13 +39,13 @@ BEGUN, BEST, TEXT, DRAW = "selection.json", "best", "selection.txt", "draw.json"
 def select(
     plan: Sweep, grid: Sequence[Trial], repeats: float, metric: str | None, delta: float, command: str = ""
 ) -> str:
-    """Leaves `OUT/best`, the run with the best score, and `OUT/selection.txt`, what it cost; returns that text.
+    """Write the run with the best score to `OUT/best` and the result with its cost to `OUT/selection.txt`; return that text.
 
     Formal guarantee: everything in OUT is (ε, δ)-differentially private with the ε of `selection_epsilon`, if the scores follow
-    from the runs' releases and public data alone and nothing of the private folder, and not how long it took, was seen. A run that
-    fails has the worst score. A run that was charged more than planned, as after a crash, counts with what it was charged.
+    from the releases of the runs and public data alone, and if nobody saw the private folder or how long the selection took. A run
+    that fails has the worst score. A run that was charged more than planned, as after a crash, counts with its actual charges.
 
-    `repeats` is the mean number of runs, `metric` one of the server's own test set (None: the usual one), `command` for the page.
+    `repeats` is the mean number of runs, `metric` one of the server's test set (None: the usual one), `command` for the report.
     """
     mu, settings = _planned(plan, grid, delta)
     facts = {
@@ -79,7 +79,7 @@ def select(
 def _publish(
     plan: Sweep, hidden: Sweep, done: Sequence[Trial], mu: float, repeats: float, metric: str | None, command: str
 ) -> str:
-    """Copies the best run out of the private folder, as a run of the selection; returns what was found."""
+    """Copy the best run out of the private folder, with the statement of the selection; return the text of the result."""
     records = [read_run(hidden.folder(trial)) for trial in done]
     name = trials.metric_of(records, metric)
     sign = 1.0 if trials.higher_is_better(name) else -1.0
@@ -103,14 +103,14 @@ def _publish(
     )
     replace_text(plan.out / TEXT, text)
     now = time.time()
-    # The time between two files would tell how long it took, and so how many runs there were.
+    # The dates of files would reveal how long the selection took, and so the number of runs.
     for folder in (plan.out / BEST, plan.out):
         set_dates(folder, [path.name for path in folder.iterdir()], now)
     return text
 
 
 def _planned(plan: Sweep, grid: Sequence[Trial], delta: float) -> tuple[float, list[Any]]:
-    """μ of the dearest setting of the grid, drawn or not, and all settings: what one run with settings drawn from it costs."""
+    """Return μ of the most expensive setting of the grid, drawn or not, which bounds the cost of one run, and all settings."""
     targets, settings = [], trials.check_one_promise(plan, grid)
     for trial, one in zip(grid, settings, strict=True):
         algorithm = one.build_algorithm()
@@ -129,7 +129,7 @@ def _planned(plan: Sweep, grid: Sequence[Trial], delta: float) -> tuple[float, l
 
 
 def _begin(out: Path, facts: dict[str, Any], grid: Sequence[Trial], repeats: float) -> Path:
-    """The private folder of the selection: of the one that was begun in OUT, or of a new one."""
+    """Return the private folder of the selection: that of a selection already begun in OUT, or a new one."""
     path = out / BEGUN
     if not path.is_file():
         if out.exists() and any(out.iterdir()):
@@ -179,7 +179,7 @@ def _hidden(name: str) -> Path:
 
 
 def _drawn(grid: Sequence[Trial], repeats: float) -> list[tuple[tuple[str, ...], int]]:
-    """The secret draw: settings and a seed for each of a geometric number of runs."""
+    """Draw the settings and a seed for each of a geometric number of runs; the result is secret."""
     draw = secrets.SystemRandom()
     return [(draw.choice(grid).changes, draw.randrange(2**31)) for _ in range(number_of_runs(repeats, draw.random()))]
 

@@ -1,4 +1,4 @@
-"""`dpfedexp train`, `dpfedexp init` and `dpfedexp report`: a run from its file to its page."""
+"""`dpfedexp train`, `dpfedexp init` and `dpfedexp report`: a run, its settings file, and its report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpfedexp.engine.run import Run, RunFolder
 
 SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
-"""The JSON schema of a run's file; `config/schema.py` makes it from the settings."""
+"""The JSON schema of the settings file; `config/schema.py` makes it from the settings."""
 TEMPLATE = """\
 # A run of dpfedexp. Start it with: dpfedexp train {name}
 # Override anything on the command line: --set algorithm.clip=0.5 --set run.rounds=20
@@ -103,7 +103,7 @@ def train(
 
 
 def run_folder(settings: Settings, out: Path | None, name: str) -> RunFolder:
-    """The folder that was asked for, whose run goes on, or a new one below `runs`."""
+    """Return the folder `out`, whose run is resumed, or a new folder below `runs`."""
     from dpfedexp.engine.run import RunFolder
 
     path, data = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}", settings.data
@@ -131,10 +131,10 @@ def execute(
     choices_of: Callable[[Run], tuple[str, ...]] | None = None,
     on_advice: Callable[[Advice], None] | None = None,
 ) -> Run:
-    """Run settings into a folder; the ranks of a distributed run other than the first have none.
+    """Train with the settings and write to `folder`; it is None on all ranks of a distributed run but the first.
 
-    `data` is the folder with the data set's files, `built` the clients and the model where the caller has made them already, and
-    `choices_of` says what of the finished run was not given but chosen, for its statement.
+    `data` is the folder with the files of the data set, `built` the clients and the model if they are already built, and
+    `choices_of` returns the automatically chosen settings of the finished run, for its statement.
     """
     from dpfedexp.config import Resolved, problem
     from dpfedexp.engine.stopping import OnAdvice
@@ -166,15 +166,15 @@ def execute(
 
 
 def public_sizes(settings: Settings, built: Problem) -> tuple[int, int]:
-    """The public number of clients, and how many parameters are trained."""
+    """Return the public number of clients and the number of trained parameters."""
     participation = settings.build_participation()
-    # None only before the clients are there.
+    # Not None, because the actual number of clients is known.
     clients = cast(int, settings.build_population(settings.build_algorithm(), participation, len(built.federation)))
     return clients, sum(p.numel() for p in built.model.parameters() if p.requires_grad)
 
 
 def command_line() -> str:
-    """The command that is being carried out, with everything that was typed."""
+    """Return the present command with all options and arguments that were typed."""
     context = click.get_current_context(silent=True)
     if context is None:
         return "dpfedexp train"
@@ -193,7 +193,7 @@ def command_line() -> str:
 
 
 def show_advice(advice: Advice, console: Console | None = None) -> None:
-    """On standard error, above a progress bar where there is one; the verdict comes last of all, on its own."""
+    """Print a message on standard error, above a progress bar; "dead" is skipped, because `show_run` prints it at the end."""
     if advice.code == "dead":
         return
     word = "[bold yellow]Warning:[/]" if advice.level == "warning" else "[yellow]Note:[/]"
@@ -201,7 +201,7 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
 
 
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
-    """What a run ends with on the terminal."""
+    """Print the results of a finished run on the terminal."""
     from dpfedexp.accounting.statement import wrap
     from dpfedexp.engine.outlets import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
     from dpfedexp.engine.runner import OF_LARGER_DEPLOYMENT, show

@@ -1,4 +1,4 @@
-"""The trials of a sweep: from a grid to runs, each a `dpfedexp train` in its own folder; what they found and what they cost."""
+"""The trials of a sweep: a grid becomes runs of `dpfedexp train`, each in its own folder; their results and their total cost."""
 
 import hashlib
 import json
@@ -25,30 +25,30 @@ from dpfedexp.report.document import Section, Table
 from dpfedexp.report.page import RunRecord, read_run
 
 LONGEST = 120
-"""Characters of a folder's name that people read."""
+"""The largest length of the readable part of a folder name."""
 TRACES = (LEDGER_HEAD, CHECKPOINT, METRICS, MODEL, STATEMENT)
-"""Files of which one at least is there where a run released something."""
+"""Files that show that a run released something: at least one of them exists then."""
 HIGHER = ("accuracy", "auc", "r2", "match", "improved")
-"""Parts of the names of metrics of which more is better."""
+"""Parts of the names of metrics for which higher is better."""
 MOST_CURVES = 8
 Charges = list[tuple[Event, int]]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep: what of the file is changed, each as `section.key=value`, and the seed."""
+    """One run of a sweep: its changes to the settings file, each as `section.key=value`, and the seed."""
 
     changes: tuple[str, ...]
     seed: int
 
     @property
     def label(self) -> str:
-        """The settings without the seed, by the last parts of their names; as they are in the file where nothing is varied."""
+        """The changed settings without the seed, by the last parts of their names; "as in the file" without changes."""
         pairs = [change.partition("=") for change in self.changes]
         return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs) or "as in the file"
 
     def folder(self, settings: str) -> str:
-        """A name that no other trial and no other settings have: a readable part, and a hash of all of it."""
+        """Return a folder name that is unique to the trial and its settings: a readable part and a hash."""
         text = "_".join([*self.changes, f"seed={self.seed}"])
         readable = "".join(c if c.isascii() and (c.isalnum() or c in "-_=.") else "-" for c in text)
         digest = hashlib.sha256(json.dumps([self.changes, self.seed, settings]).encode()).hexdigest()
@@ -57,7 +57,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is run, and where: a TOML file with `section.key=value` for all runs, data files, and `jobs` runs side by side."""
+    """A sweep: settings file, output folder, overrides `section.key=value` for all runs, data folder, and parallel runs."""
 
     file: Path
     out: Path
@@ -66,14 +66,14 @@ class Sweep:
     jobs: int | None = None
 
     def texts(self, trial: Trial) -> list[str]:
-        """All that a run changes of the file."""
+        """Return all changes of a run to the settings file."""
         return [*self.overrides, *trial.changes, f"run.seed={trial.seed}"]
 
     def settings(self, trial: Trial) -> Settings:
         return load(self.file, self.texts(trial))
 
     def folder(self, trial: Trial) -> Path:
-        """Of a run. It follows from all of its settings, so that a finished run never stands for one with others."""
+        """Return the folder of a run. Its name depends on all settings, so that runs with other settings are never mixed up."""
         return self.out / trial.folder(self.settings(trial).model_dump_json())
 
     def is_finished(self, trial: Trial) -> bool:
@@ -81,7 +81,7 @@ class Sweep:
 
 
 def trials(grid: Sequence[str], seeds: int) -> list[Trial]:
-    """All combinations of a grid, such as `algorithm.clip=0.1,0.3,1`, with each seed."""
+    """Return all combinations of a grid, such as `algorithm.clip=0.1,0.3,1`, with each seed."""
     axes = [_axis(text) for text in grid]
     keys = [axis[0].partition("=")[0] for axis in axes]
     twice = {key for key in keys if keys.count(key) > 1}
@@ -101,7 +101,7 @@ def _axis(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that are in no bracket and no quotes."""
+    """Split a text at the commas outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for c in text:
         if quote or c in "\"'":
@@ -115,7 +115,7 @@ def _split(text: str) -> list[str]:
 
 
 def check_one_promise(plan: Sweep, grid: Sequence[Trial]) -> list[Settings]:
-    """The settings of all trials, checked. Refuses a grid whose runs promise different things, which no figure could cover."""
+    """Check and return the settings of all trials; raise `InputError` if no single ε can cover their guarantees."""
     settings = [plan.settings(trial) for trial in grid]
     for one in settings:
         one.check()
@@ -134,7 +134,7 @@ def check_one_promise(plan: Sweep, grid: Sequence[Trial]) -> list[Settings]:
 
 
 def run_trials(plan: Sweep, trials: Sequence[Trial]) -> dict[Trial, str]:
-    """Makes the runs that are not finished; all settings are checked before the first. Returns those that failed, with why."""
+    """Make all runs that are not finished, after checking all settings; return the failed runs with their reasons."""
     secure = any(one.run.secure for one in check_one_promise(plan, trials))
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def make_runs(
 
 
 def _train(plan: Sweep, trial: Trial, threads: int) -> str:
-    """Nothing, or the last line of what went wrong."""
+    """Run one trial; return "" or the last line of its error."""
     folder = plan.folder(trial)
     command = [sys.executable, "-m", "dpfedexp", "train", str(plan.file), "--out", str(folder), "--quiet"]
     command += [part for text in plan.texts(trial) for part in ("--set", text)]
@@ -182,16 +182,16 @@ def _train(plan: Sweep, trial: Trial, threads: int) -> str:
 
 @dataclass(frozen=True)
 class Price:
-    """What a sweep costs the clients, if all of its runs used the same ones.
+    """The ε of a sweep for the clients, if all of its runs used the same clients.
 
     Attributes:
-        runs: how many runs were charged.
-        one: ε of the dearest run alone.
+        runs: the number of runs with charges.
+        one: ε of the most expensive run alone.
         together: ε of all runs.
-        settings: ε of one run of every combination of settings, the dearest of each: what trying them once costs.
-        selected: ε of the best of a secret, geometric number of runs with as many on average as there are combinations; None, with
-            `why`, where no such figure is at hand.
-        noise_cohort: clients of a round of the larger deployment that the promise is for; None where it is for the runs' own.
+        settings: ε of trying every combination of settings once: the most expensive run of each.
+        selected: ε of private selection, with as many runs on average as there are combinations; None if it is not defined, with
+            the reason in `why`.
+        noise_cohort: clients per round of the larger deployment that the guarantee is for; None if it is for the runs' own clients.
     """
 
     runs: int
@@ -206,7 +206,7 @@ class Price:
 
     @property
     def sentences(self) -> list[str]:
-        """For the page and the terminal."""
+        """The cost in words, for the report and the terminal."""
         larger = (
             f"The promise is that of a larger deployment with {self.noise_cohort} clients in a round, and none to the clients "
             "whose data these runs used."
@@ -224,7 +224,7 @@ class Price:
 
 
 def ledgers_below(folder: Path) -> dict[Path, Ledger]:
-    """The ledger of every run below a folder, failed runs included. Raises `InputError` for a missing or damaged one."""
+    """Return the ledger of every run below a folder, failed runs included; raise `InputError` for a missing or damaged ledger."""
     runs = {path.parent for name in (LEDGER, *TRACES) for path in folder.rglob(name)}
     try:
         return {run: Ledger.open(run / LEDGER, read_only=True) for run in sorted(runs)}
@@ -235,9 +235,9 @@ def ledgers_below(folder: Path) -> dict[Path, Ledger]:
 
 
 def price_below(folder: Path, labels: Mapping[Path, str], delta: float) -> Price:
-    """The price of all runs below a folder, composed from every ledger there.
+    """Compute the cost of all runs below a folder, composed from all of their ledgers.
 
-    `labels` are the settings of the runs of this grid, by their folders; any other run has its path for a setting.
+    `labels` maps the folders of the runs of this grid to their settings; any other run is labeled by its path.
     """
     ledgers = {run: ledger for run, ledger in ledgers_below(folder).items() if len(ledger)}
     contexts = {(one.header.get("noise_cohort"), one.header.get("selection_runs")) for one in ledgers.values()}
@@ -254,7 +254,7 @@ def price_below(folder: Path, labels: Mapping[Path, str], delta: float) -> Price
 
 
 def price(runs: Sequence[tuple[str, Charges]], delta: float, noise_cohort: int | None = None) -> Price:
-    """The price of runs, from the setting of every run and its charges."""
+    """Compute the cost of runs, each given by the label of its settings and its charges."""
     require(len(runs) > 0, "no run of the sweep has a charge on its ledger; start the sweep again in a new folder.")
     private = not any(isinstance(event, NonPrivateEvent) for _, one in runs for event, _ in one)
     require(private, "some runs of the sweep promise no privacy, so that together they promise none.")
@@ -278,14 +278,14 @@ def higher_is_better(metric: str) -> bool:
 
 
 def last(run: RunRecord, metric: str) -> float:
-    """The metric of the last round that has it; the worst possible where it is no number."""
+    """Return the last value of a metric; the worst possible value if it is missing or not finite."""
     values = [record[metric] for record in run.history if metric in record]
     worst = -math.inf if higher_is_better(metric) else math.inf
     return float(values[-1]) if values and isinstance(values[-1], int | float) and math.isfinite(values[-1]) else worst
 
 
 def metric_of(runs: Sequence[RunRecord], asked: str | None) -> str:
-    """The metric that settings are ranked by: what is asked for, or accuracy, or the first that there is."""
+    """Return the metric for the ranking: `asked`, or by default the accuracy, or the first metric."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     if not names:
         raise InputError("the runs of the sweep have no metric to rank by; pass a test set.")
@@ -297,7 +297,7 @@ def metric_of(runs: Sequence[RunRecord], asked: str | None) -> str:
 def section(
     plan: Sweep, made: Sequence[Trial], failed: Mapping[Trial, str], select: str | None, delta: float, command: str
 ) -> Section:
-    """What the finished trials found: settings, ranked by `select`, with mean and deviation over seeds; curves, and the price."""
+    """Return the report section of a sweep: settings ranked by `select`, with mean and deviation over seeds, curves, and cost."""
     try:
         paid = price_below(plan.out, {plan.folder(trial): trial.label for trial in made}, delta).sentences
     except InputError as error:
@@ -353,7 +353,7 @@ def _spread(values: list[float]) -> str:
 
 
 def band(label: str, runs: Sequence[Mapping[int, object]]) -> Series:
-    """The mean of runs' values by round, with a band of one standard deviation where there are several runs."""
+    """Return the mean of the runs by round, with a band of one standard deviation if there are several runs."""
     by_round: dict[int, list[float]] = {}
     for at, value in (item for run in runs for item in run.items()):
         if isinstance(value, int | float) and math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Runs as TOML files: the settings that a file may hold, and what they build."""
+"""Settings of a run in a TOML file, and the objects that they build."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""From settings to clients, a model to start from, and how the server measures it."""
+"""Build the clients, the initial model and the evaluation of a run from its settings."""
 
 import importlib
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from dpfedexp.evaluation import Evaluate
 
 @dataclass(frozen=True)
 class Problem:
-    """Clients, a model to start from, and how the server measures it."""
+    """The clients, the initial model, and the evaluation by the server: a test set or a function."""
 
     federation: Any
     model: nn.Module
@@ -27,7 +27,7 @@ class Problem:
 
 
 def build(settings: Settings, data: str | None = None) -> Problem:
-    """`data` is the folder that `--data` named, before the settings' own."""
+    """Build the problem of a run; `data` is the folder of `--data`, which overrides `data.path` of the settings."""
     given = settings.data
     seed = settings.run.seed if given.seed is None else given.seed
     if given.kind == "synthetic":
@@ -58,7 +58,7 @@ def build(settings: Settings, data: str | None = None) -> Problem:
 
 
 def read_arrays(path: str) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file: `inputs`, `targets`, optionally `client` (who holds each row), `test_inputs`, `test_targets`."""
+    """Read an .npz file with `inputs`, `targets` and optionally `client` (who holds each row), `test_inputs`, `test_targets`."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -82,7 +82,7 @@ def _npz(settings: Settings, seed: int) -> Problem:
     transform = Standardize() if settings.data.standardize else None
     if "client" in arrays:
         population = settings.participation.population
-        # Everybody counts, with rows or without: counted from the rows, a last client who holds none would change every mean.
+        # Clients without rows count too. If clients were counted from the rows, a last client without rows would change every mean.
         require(
             not settings.run.secure or population is not None,
             "participation.population is missing: in a secure run the number of clients is declared, not counted from the array "

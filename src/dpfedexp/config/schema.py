@@ -1,4 +1,4 @@
-"""The JSON schema of a run's file, for editors: made from the settings, and shipped as `schema.json` beside this file."""
+"""The JSON schema of the TOML file of a run, for editors: made from the settings, and stored as `schema.json` in this folder."""
 
 import ast
 import json
@@ -22,11 +22,11 @@ CHOICES = {
     ("AlgorithmSettings", "mechanism"): (MECHANISMS,),
     ("LocalSettings", "optimizer"): (OPTIMIZERS,),
 }
-"""Settings whose values are the names in tables."""
+"""Settings whose values are the names in a table: (section, setting) → tables."""
 
 
 def schema() -> dict[str, Any]:
-    """The schema: pydantic's, without null, which TOML has not, and with the names that tables know."""
+    """Return pydantic's schema without null, which TOML does not have, and with the names in the tables as choices."""
     made = Settings.model_json_schema()
     for kind in SettingsSection.__subclasses__():
         properties = made["$defs"].get(kind.__name__, {}).get("properties", {})
@@ -44,17 +44,17 @@ def schema() -> dict[str, Any]:
 
 
 def text() -> str:
-    """What `schema.json` holds."""
+    """Return the content of `schema.json`."""
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def write() -> None:
-    """Writes `schema.json` anew, after a change of the settings."""
+    """Write `schema.json`; call it after a change of the settings."""
     FILE.write_text(text(), encoding="utf-8")
 
 
 def docstrings(kind: type) -> dict[str, str]:
-    """The text under every setting of a section. pydantic would read it whenever the library is imported."""
+    """Return the docstring of every setting of a section. pydantic would read them at every import, which is slow."""
     (written,) = ast.parse(dedent(getsource(kind))).body
     found = {}
     for line, below in pairwise(written.body if isinstance(written, ast.ClassDef) else ()):

@@ -1,6 +1,6 @@
 """Settings: validated sections of a TOML file, and the objects that they build.
 
-One model to a section; a setting's docstring describes it in the reference and in editors.
+Each section is a pydantic model. The docstring of a setting is its description in the reference and in `schema.json`.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ class DataSettings(SettingsSection):
     seed: int | None = None
     """Seed of the data and their assignment; by default the run's seed."""
     dimension: int = Field(500, ge=1)
-    """Of the synthetic problem."""
+    """Number of parameters of the synthetic problem."""
     path: str | None = None
     """The .npz file, or the folder with the data set's files."""
     partition: Literal["dirichlet", "dirichlet-per-class", "iid", "shards"] = "dirichlet"
-    """How rows are assigned to clients where the data do not say it; `dirichlet` gives every client equally many."""
+    """How rows are assigned to clients if the data do not say it; `dirichlet` gives every client equally many."""
     alpha: float = Field(0.3, gt=0)
-    """Of the Dirichlet partitions: the smaller, the fewer classes a client has."""
+    """Concentration of the Dirichlet partitions: the smaller, the fewer classes a client has."""
     shards_per_client: int = Field(2, ge=1)
-    """Of the partition `shards`."""
+    """Number of shards that each client gets, for the partition `shards`."""
     samples_per_client: int | None = Field(None, ge=1)
-    """Rows that each client gets; by default all are dealt out."""
+    """Number of rows that each client gets; by default all rows are assigned."""
     standardize: bool = False
-    """Inputs by the data set's published mean and deviation."""
+    """Whether inputs are standardized by the published mean and deviation of the data set."""
     factory: str | None = None
     """`module:function`, a function (seed) → (Federation, (test_inputs, test_targets) or None)."""
 
@@ -76,10 +76,10 @@ class DataSettings(SettingsSection):
 
 
 class ModelSettings(SettingsSection):
-    """A network by name with its own settings, or `factory = "module:function"` of the user's."""
+    """A network by name with its own settings, or your own `factory = "module:function"`."""
 
     name: str | None = None
-    """A network of this library, such as `mlp`; by default the data set's usual one."""
+    """A network of this library, such as `mlp`; by default the usual one for the data set."""
     factory: str | None = None
     """`module:function`, a function that returns an nn.Module."""
     seed: int | None = None
@@ -89,16 +89,16 @@ class ModelSettings(SettingsSection):
 
 
 class AdaptiveSettings(SettingsSection):
-    """An adaptive clip; `clip = "adaptive"` without this section leaves the quantile to public numbers."""
+    """Settings of an adaptive clip; with `clip = "adaptive"` and without this section, the quantile is `auto`."""
 
     initial: float = 1.0
     """The first clip."""
     quantile: float | Literal["auto"] = 0.5
-    """The share of clients whose updates shall be within the clip; `auto` follows from noise, clients and parameters."""
+    """The target share of updates within the clip; `auto` computes it from noise, clients and parameters."""
     rate: float = 0.5
-    """How fast the clip follows."""
+    """Learning rate of the clip."""
     count_noise: float | None = None
-    """The noise on the number of clients within the clip; by default it costs the update at most half a percent."""
+    """Noise on the number of clients within the clip; by default it adds at most half a percent to the noise on the update."""
 
 
 class AlgorithmSettings(SettingsSection):
@@ -109,41 +109,41 @@ class AlgorithmSettings(SettingsSection):
     clip: float | Literal["adaptive"] | None = None
     """The radius C of the ball that updates are clipped to, or `adaptive` (central privacy only)."""
     adaptive: AdaptiveSettings | None = None
-    """Of an adaptive clip."""
+    """Settings of an adaptive clip."""
     mechanism: str | None = None
-    """Who adds the noise, for ldp_fedexp, dp_fedavg and dp_scaffold: `central-gaussian`, `local-gaussian` or `privunit`."""
+    """The mechanism, for ldp_fedexp, dp_fedavg and dp_scaffold: `central-gaussian`, `local-gaussian` or `privunit`."""
     numerator: str | None = None
-    """Where the step size's ‖Δ‖² comes from: `free` (the default with Gaussian noise), `paper` or `naive`."""
+    """The source of ‖Δ‖² for the step size: `free` (the default with Gaussian noise), `paper` or `naive`."""
     noise_multiplier: float | None = None
-    """z, the noise's standard deviation over C, on the sum (central) or on each report (local). This or `target_epsilon`."""
+    """z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Or set `target_epsilon`."""
     target_epsilon: float | None = None
-    """The ε that the run may cost; the noise is calibrated for it."""
+    """The largest ε of the run; the noise is calibrated to it."""
     target_per: Literal["total", "round"] | None = None
-    """Whether the target is for all rounds together (the default) or for each."""
+    """`total` (the default): the target is for all rounds together; `round`: for each round."""
     delta: float | None = None
-    """δ of the promise; 1e-5 by default."""
+    """The δ at which ε is stated; 1e-5 by default."""
     adjacency: str | None = None
-    """`replace-one` (the default) hides what a client holds, `add-remove` that it takes part, with `participation.population`."""
+    """`replace-one` (the default) hides the data of a client, `add-remove` whether it takes part: see `participation`."""
     epsilon0: float | None = None
-    """PrivUnit's ε₀ per round, for the side of the cap, where no target is given; 2 by default."""
+    """PrivUnit's ε₀ per round, for the side of the cap, used without `target_epsilon`; 2 by default."""
     epsilon1: float | None = None
-    """ε₁, for the cap itself; 2 by default."""
+    """PrivUnit's ε₁ per round, for the cap itself; 2 by default."""
     epsilon2: float | None = None
-    """ε₂, for the norm; 2 by default."""
+    """PrivUnit's ε₂ per round, for the norm; 2 by default."""
     gamma: str | None = None
-    """PrivUnit's cap: `exact` (the default), `paper` or `optimal`."""
+    """The rule for PrivUnit's cap: `exact` (the default), `paper` or `optimal`."""
     server_rate: float | None = None
-    """A fixed step of the server, for dp_fedavg and dp_fedadam."""
+    """The fixed server step of dp_fedavg, or the rate of Adam in dp_fedadam."""
     server_momentum: float | None = None
     """Momentum of the server, for dp_fedavg."""
     step: Literal["safe", "paper"] | None = None
-    """`safe` (the default) takes the step size only as far as the releases show progress; `paper` takes what the rule says."""
+    """`safe` (the default) caps the step size by the progress that the releases show; `paper` uses the step size of the rule."""
     average_last: int | None = None
     """The reported model is the mean of this many last iterates, at no cost in privacy."""
     control: str | None = None
-    """What a client's control variate follows in dp_scaffold: its clipped `update` (the default), or the `report` that it sent."""
+    """The vector that a client's control variate follows in dp_scaffold: its clipped `update` (the default) or its `report`."""
     aggregation: Aggregation | None = None
-    """`plain`: one server, trusted with the updates. `two-party`: a server and a helper, neither of which can read one."""
+    """`plain`: one server that is trusted with the updates. `two-party`: a server and a helper that can't read any update."""
 
 
 class LocalSettings(SettingsSection):
@@ -152,19 +152,19 @@ class LocalSettings(SettingsSection):
     model_config = ConfigDict(extra="allow")
 
     optimizer: str = "sgd"
-    """`sgd` or `adamw`. Settings of their own, `clip_gradient` and `schedule` go into this section too."""
+    """`sgd` or `adamw`. The own settings of the optimizer, `clip_gradient` and `schedule` are in this section too."""
     lr: float | Literal["auto"] = 0.1
     """η_l, the local rate; `auto` lets the clients' votes choose it (central privacy only)."""
     steps: int | None = None
-    """Local steps of a round; ten where neither this nor `epochs` is given."""
+    """Number of local steps in a round; ten if neither this nor `epochs` is given."""
     epochs: int | None = None
-    """Passes over the client's rows."""
+    """Number of passes over the rows of a client in a round."""
     batch_size: int | None = None
-    """Rows of one step; all of them by default."""
+    """Number of rows in one local step; by default all rows of the client."""
     proximal: float = 0.0
     """μ of the FedProx pull towards the global model."""
     max_examples: int | None = None
-    """A public bound on the rows of a client; secure runs are fast only with it."""
+    """A public bound on the rows of a client; without it, secure runs are slow."""
 
     @model_validator(mode="after")
     def _check_own(self) -> LocalSettings:
@@ -188,7 +188,7 @@ class LocalSettings(SettingsSection):
 
 
 def _schedule(value: Any) -> RateSchedule:
-    """The schedule that a file describes, such as {kind = "cosine", rounds = 50}."""
+    """Build the schedule that a file describes, such as {kind = "cosine", rounds = 50}."""
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         raise InputError(
             f'local.schedule is {value!r}; it must name its kind, such as {{kind = "cosine", rounds = 50}}.'
@@ -207,47 +207,47 @@ def _check_known(field: str, name: str, known: Iterable[str]) -> None:
 
 
 class ParticipationSettings(SettingsSection):
-    """Who takes part, and the public number of clients, which add-remove adjacency does not allow to be counted."""
+    """How the clients of a round are drawn, and the public number of clients, which must be declared under add-remove adjacency."""
 
     kind: Literal["full", "poisson", "fixed"] = "full"
-    """Everybody; each client with probability `rate`; or `count` clients drawn anew in every round."""
+    """`full`: all clients; `poisson`: each client with probability `rate`; `fixed`: `count` clients, drawn in every round."""
     rate: float | None = None
-    """Of `poisson`, between 0 and 1."""
+    """The sampling rate of `poisson`, above 0 and at most 1."""
     count: int | None = None
-    """Of `fixed`."""
+    """The number of clients in a round of `fixed`."""
     population: int | None = Field(None, ge=1)
-    """The public number of clients, for add-remove adjacency, where the real one is private."""
+    """The public number of clients, required for add-remove adjacency, where the actual number is private."""
     noise_cohort: int | None = Field(None, ge=1)
-    """Noise of a deployment with this many clients in a round, while fewer are simulated. Its guarantee is the deployment's."""
+    """Use the noise of a deployment with this many clients in a round; the guarantee is for that deployment."""
 
 
 class RunSettings(SettingsSection):
     """Number of rounds, evaluation and execution."""
 
     rounds: int = Field(50, ge=1)
-    """How many rounds."""
+    """Number of rounds."""
     seed: int = Field(0, ge=0)
     """Seed of all random draws of a simulation."""
     device: str | None = None
-    """A torch device such as `cpu` or `cuda:1`; by default the GPU where there is one."""
+    """A torch device such as `cpu` or `cuda:1`; by default the GPU if there is one."""
     chunk_size: int | None = Field(None, ge=1)
-    """Clients per tensor program; automatic by default."""
+    """Number of clients that are computed together; automatic by default."""
     loss: str | None = None
-    """By name, such as `mse`; by default the usual one for the targets."""
+    """The loss by name, such as `mse`; by default the usual one for the targets."""
     evaluate: Literal["clients"] | None = None
-    """`clients`: the clients measure the model on rows of their own too, with noise within the same ε."""
+    """`clients`: the clients evaluate the model on their own rows too, with noise within the same ε."""
     evaluate_every: int = Field(1, ge=1)
-    """After how many rounds the model is measured; the clients do it ten times in a run unless it is set."""
+    """Number of rounds between evaluations; by default 1, and for evaluation by clients ten evaluations in a run."""
     held_out: float | None = Field(None, gt=0, lt=1)
-    """The share of every client's rows that it measures on and never trains on."""
+    """The share of its rows on which every client evaluates and never trains."""
     budget: float | None = Field(None, gt=0)
     """Stop before the round that would take ε above this."""
     trainer: str = "auto"
     """`fast`, `vectorized`, `loop`, or `auto` for the fastest of them."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    """Of local training; the last two on a GPU."""
+    """Precision of local training; `tf32` and `bf16` need a GPU."""
     memory: str | int | None = None
-    """Bytes that the clients of a chunk may take, such as `4GB`; automatic by default."""
+    """Memory for the clients of a chunk in bytes, such as `4GB`; automatic by default."""
     secure: bool | Literal["strict"] = False
     """For real data: noise from the operating system, on a grid; `strict`: exact discrete noise, far slower."""
 
@@ -261,7 +261,7 @@ class RunSettings(SettingsSection):
     @field_validator("trainer")
     @classmethod
     def _trainer_exists(cls, trainer: str) -> str:
-        # Here, because a node of a federation reads its settings for every message and has no use for all trainers.
+        # Imported here: a node reads its settings for every message and does not need all trainers.
         from dpfedexp.trainers.select import check_trainer
 
         check_trainer(trainer)
@@ -275,11 +275,11 @@ class Resolved(SettingsSection):
     """
 
     parameters: int
-    """d, the parameters that are trained."""
+    """d, the number of trained parameters."""
     clients: int
-    """M."""
+    """M, the public number of clients."""
     cohort: float
-    """How many clients take part in a round, on average."""
+    """The expected number of clients in a round."""
 
 
 class Settings(SettingsSection):
@@ -294,17 +294,17 @@ class Settings(SettingsSection):
     resolved: Resolved | None = None
 
     def with_seed(self, seed: int) -> Settings:
-        """The same run with another seed for the noise, the data and the start."""
+        """Return the settings with another seed for noise, data and initial model."""
         return self.model_copy(update={"run": self.run.model_copy(update={"seed": seed})})
 
     def to_toml(self) -> str:
-        # Here, because a run without a file needs no writer of one.
+        # Imported here: a run without a file does not need a TOML writer.
         import tomli_w
 
         return tomli_w.dumps(self.model_dump(exclude_none=True, exclude_defaults=False))
 
     def as_run(self, facts: Resolved) -> Settings:
-        """The settings as the folder of a run keeps them: with the facts, and with the step size and the quantile that it takes."""
+        """Return the settings for the folder of a run: with its facts, and with the step size and quantile that it uses."""
         takes = inspect.signature(algorithms.ALGORITHMS[self.algorithm.name]).parameters
         chosen: dict[str, Any] = {"step": self.build_algorithm().step} if "step" in takes else {}
         if self.algorithm.clip == "adaptive" and self.algorithm.adaptive is None:
@@ -317,9 +317,9 @@ class Settings(SettingsSection):
         )
 
     def planned_events(self) -> list[Event]:
-        """What one round charges, and after it what is charged once before the first.
+        """Return the event of one round, followed by the events that are charged once in the run.
 
-        Empty where the file does not say how large the model and the federation are.
+        Empty if the file does not have the sizes of model and federation (`resolved`).
         """
         if self.resolved is None:
             return []
@@ -336,12 +336,12 @@ class Settings(SettingsSection):
 
     @property
     def interval(self) -> int | None:
-        """After how many rounds the model is measured; None where the clients measure it and no interval is set."""
+        """Number of rounds between evaluations; None if the clients evaluate and no number is set."""
         chosen = "evaluate_every" in self.run.model_fields_set or not self.run.evaluate
         return self.run.evaluate_every if chosen else None
 
     def check(self) -> None:
-        """Everything that can be wrong without looking at data, before any folder is made."""
+        """Raise `InputError` for wrong settings that can be found without data, before any folder is made."""
         algorithm, participation = self.build_algorithm(), self.build_participation()
         self.build_local()
         self.build_population(algorithm, participation, present=None)
@@ -349,7 +349,7 @@ class Settings(SettingsSection):
     def build_population(
         self, algorithm: Algorithm, participation: cohorts.Participation, present: int | None
     ) -> int | None:
-        """The public number of clients; `present` is how many there are, None where that is not known yet."""
+        """Return the public number of clients; `present` is the actual number, None if it is not known yet."""
         declared = self.participation.population
         if isinstance(participation, cohorts.LargerCohort):
             return declared if present is None else cohorts.larger_cohort(participation, present)[1]
@@ -378,7 +378,7 @@ class Settings(SettingsSection):
         return with_aggregation(algorithms.ALGORITHMS[name](**given), settings.aggregation or "plain")
 
     def build_local(self) -> LocalOptimizer:
-        """The optimizer: ten steps where the file says neither steps nor epochs."""
+        """Build the local optimizer, with ten steps if the file sets neither steps nor epochs."""
         given = self.local.model_dump(exclude={"optimizer"})
         if self.local.steps is None and self.local.epochs is None:
             given["steps"] = 10
@@ -387,15 +387,15 @@ class Settings(SettingsSection):
         return OPTIMIZERS[self.local.optimizer](**given)
 
     def build_execution(self) -> Execution:
-        """How the run is computed on this machine: the fields of [run] that `Execution` has."""
+        """Build the `Execution` from those settings of [run] that it has."""
         return Execution(**self.run.model_dump(include=_EXECUTION))
 
     def run_options(self) -> dict[str, Any]:
-        """The rest of [run] that is an argument of `train`."""
+        """Return the other settings of [run], which are arguments of `train`."""
         return self.run.model_dump(exclude={*_EXECUTION, "evaluate", "evaluate_every", "held_out"})
 
     def build_evaluate(self, on: Any = None) -> list[EvaluationLike]:
-        """What `train` takes as `evaluate`: on the server's data where there are any, and by the clients where they are asked."""
+        """Return the argument `evaluate` of `train`: on the server's data `on` if given, and by the clients if set."""
         found: list[EvaluationLike] = [] if on is None else [Evaluation(on, every=self.run.evaluate_every)]
         if self.run.evaluate:
             found.append(Evaluation(self.run.evaluate, every=self.interval, held_out=self.run.held_out or 0.0))
@@ -419,7 +419,7 @@ class Settings(SettingsSection):
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
-    """Settings from a file, with `section.key=value` overrides."""
+    """Read settings from a file, with `section.key=value` overrides."""
     path = Path(path)
     try:
         raw = path.read_bytes()
@@ -437,7 +437,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
 
 
 def parse(tree: dict[str, Any]) -> Settings:
-    """Settings from a tree as a TOML file gives it; a sentence for the first setting that is wrong."""
+    """Make settings from a parsed TOML file; raise `InputError` for the first wrong setting."""
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
@@ -445,7 +445,7 @@ def parse(tree: dict[str, Any]) -> Settings:
 
 
 def apply_override(tree: dict[str, Any], text: str) -> None:
-    """Puts `section.key=value` into a tree of settings."""
+    """Set `section.key=value` in a parsed TOML file."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set is {text!r}; it must look like algorithm.clip=0.3.")
@@ -462,9 +462,9 @@ def apply_override(tree: dict[str, Any], text: str) -> None:
 
 
 def sentence(error: ValidationError, section: type[BaseModel], prefix: str = "") -> str:
-    """The first wrong setting of `section` as a sentence that names the field, the value and what would be right.
+    """Return a message for the first wrong setting of `section`, with the field, its value and what is allowed.
 
-    `prefix` is where the section lies in the file, such as "federation."; empty for a whole file.
+    `prefix` is the position of the section in the file, such as "federation."; empty for a whole file.
     """
     errors = error.errors()
     first = errors[0]
@@ -478,24 +478,24 @@ def sentence(error: ValidationError, section: type[BaseModel], prefix: str = "")
         return f"{field} is not a setting.{nearest(place[-1], _section_at(section, place[:-1]).model_fields)}"
     if first["type"] == "missing":
         return f"{field} is missing."
-    # A setting that may be of several kinds has an error for each of them.
+    # A setting with a union type has one error for each type.
     clauses = [clause(other["msg"]) for other in errors if _place(other) == place]
     return f"{field} is {first['input']!r}; it must be {' or '.join(clauses)}."
 
 
 def places(section: type[BaseModel], name: str) -> list[str]:
-    """Where in the sections of a file there is a setting of this name, such as "algorithm.clip"."""
+    """Return the full names of all settings called `name`, such as "algorithm.clip"."""
     rooms = [room for room in section.model_fields if room != "resolved"]
     return [f"{room}.{name}" for room in rooms if name in _section_at(section, [room]).model_fields]
 
 
 def _place(error: Any) -> list[str]:
-    """Where a setting is, without the kinds that a union of kinds tried there."""
+    """Return the path of a setting, without the types of a union that pydantic adds to it."""
     return [str(part) for part in error["loc"] if not str(part).startswith(_KINDS)]
 
 
 def clause(message: str) -> str:
-    """What a setting must be, of pydantic's message, without what pydantic tried."""
+    """Return the part of pydantic's message that says what a setting must be."""
     return message.removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
 
 

@@ -1,4 +1,4 @@
-"""Mechanisms: each object owns the client's side, the server's side, and the event that is charged."""
+"""Privacy mechanisms: each object has the client's side, the server's side, and the event that is charged."""
 
 from typing import TYPE_CHECKING
 

@@ -1,14 +1,14 @@
-"""The wire protocol of two aggregators: what a client binds, seals and sends, and what the second aggregator answers.
+"""The wire protocol of two-party aggregation: what a client seals and sends, and what the second aggregator (the helper) answers.
 
-A seed is bound to the run, the round, the node, the nonce, the row's length, the clip and the whole mechanism: these bytes are
-HPKE's `info`, and a seed opens only for the same values. It is sealed under the helper's public key by HPKE (RFC 9180)
-of the `cryptography` package, and nothing else: DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, ChaCha20-Poly1305, in base mode. Base mode
-does not say who sealed; a client's identity is the network's to check.
+The seed of a mask is encrypted (sealed) to the helper's public key by HPKE (RFC 9180) of the `cryptography` package, with
+DHKEM(X25519, HKDF-SHA256), HKDF-SHA256 and ChaCha20-Poly1305 in base mode. HPKE's `info` binds it to the run, the round, the node,
+the nonce, the row's length, the clip and the mechanism: it can be decrypted only with the same values. Base mode does not
+authenticate the sender; the network layer must check the identity of a client.
 
-Formal guarantee: an answer of the helper holds noise of full size that only the helper knows, and is on the books, durably, before
-its noise is drawn. There is at most one answer per round of a run and per nonce, for any set of clients; rounds
-of a run only go up. The masks of fewer clients than its minimum are never added. What the noise costs does not depend on the
-set, even if the server invents clients: one client moves the sum by at most 2C.
+Formal guarantee: an answer of the helper contains noise of full size that only the helper knows, and is charged on disk before the
+noise is drawn. There is at most one answer per round of a run and per nonce, for any set of clients; round numbers of a run only
+increase. The helper never adds the masks of fewer clients than its minimum. The cost does not depend on the set of clients, even
+if the server invents clients: one client changes the sum by at most 2C.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ PROTOCOL = b"dpfedexp two-party aggregation, version 1"
 _NONCE = re.compile(r"[0-9a-f]{32}\Z")
 KEY_BYTES = 32
 SEALED_BYTES = 32 + SEED_BYTES + 16
-"""An encapsulated key, the seed, and the tag."""
+"""The length of a sealed seed: an encapsulated key, the seed, and the authentication tag."""
 FEWEST = 2
-"""No set is smaller than this: the sum of one client is its update."""
+"""The smallest set of clients that is ever added: the sum of one client would be its update."""
 
 
 @dataclass(frozen=True)
 class RoundBinding:
-    """What all the clients of one round have in common.
+    """The values of a round to which the seeds of all its clients are bound.
 
     Args:
-        run: the run's name, which client and helper each know from their own node and not from the request.
-        number: the round.
-        nonce: 128 random bits of the server's, 32 hexadecimal digits; new for every round.
-        columns: how many words a row has.
+        run: the name of the run, which client and helper each know from their own node and not from the request.
+        number: the number of the round.
+        nonce: 128 random bits from the server, as 32 hexadecimal digits; new for every round.
+        columns: the number of words in a row.
         clip: the radius C.
-        mechanism: the mechanism as text (`mechanisms.serialization.encode`), which says the clip again, the noise and what is
-            asked.
+        mechanism: the mechanism as text (`mechanisms.serialization.encode`), with the clip, the noise and the question, if any,
+            that clients answer.
     """
 
     run: str
@@ -71,7 +71,7 @@ class RoundBinding:
             require(whole, f"the round's {name} is {value!r}; it must be a whole number from {least} to {most}.")
 
     def info(self, node: int) -> bytes:
-        """The bytes that the seed of one node is bound to."""
+        """Return the bytes to which the seed of a node is bound (HPKE's `info`)."""
         require(0 <= node < 2**64, f"the node is {node}; it must be a number of 64 bits.")
         fields = (
             self.run.encode(),
@@ -86,7 +86,7 @@ class RoundBinding:
 
 
 def set_digest(round_: RoundBinding, seeds: Iterable[tuple[int, bytes]]) -> str:
-    """One name for a round and a set of clients with their sealed seeds: what an answer says it is for."""
+    """Return the hash of a round and its clients with their sealed seeds; an answer names the set that it is for by this hash."""
     digest = hashlib.sha256(round_.info(0))
     for node, sealed in sorted(seeds):
         digest.update(struct.pack(">QI", node, len(sealed)) + sealed)
@@ -94,7 +94,7 @@ def set_digest(round_: RoundBinding, seeds: Iterable[tuple[int, bytes]]) -> str:
 
 
 def new_key(path: Path | str) -> str:
-    """Write a new private key, for its owner alone, and return the public key that sites pin, as hexadecimal digits."""
+    """Write a new private key that only its owner can read; return the public key, which sites pin, as hexadecimal digits."""
     x25519, _ = _primitives()
     private = x25519.X25519PrivateKey.generate()
     try:
@@ -109,7 +109,7 @@ def new_key(path: Path | str) -> str:
 
 
 class PrivateKey:
-    """The helper's key. Its text never shows the key itself."""
+    """The private key of the helper. Its `repr` does not show the key."""
 
     def __init__(self, raw: bytes) -> None:
         require(len(raw) == KEY_BYTES, f"the helper's private key has {len(raw)} bytes; it must have {KEY_BYTES}.")
@@ -118,7 +118,7 @@ class PrivateKey:
 
     @staticmethod
     def load(path: Path | str) -> PrivateKey:
-        """The key in a file of `new_key`."""
+        """Read the key from a file that `new_key` wrote."""
         try:
             return PrivateKey(bytes.fromhex(Path(path).read_text(encoding="ascii").strip()))
         except OSError as error:
@@ -131,7 +131,7 @@ class PrivateKey:
         return str(self._key.public_key().public_bytes_raw().hex())
 
     def open(self, sealed: bytes, info: bytes) -> bytes | None:
-        """The seed, or None where it was sealed to another key or binding, or was changed."""
+        """Decrypt a seed; return None if it was sealed to another key or binding, or was changed."""
         from cryptography.exceptions import InvalidTag
 
         if len(sealed) != SEALED_BYTES:
@@ -150,7 +150,7 @@ def check_public(text: object, name: str = "helper_key") -> str:
 
 
 def seal(seed: bytes, public: str, info: bytes) -> bytes:
-    """The seed so that only the helper can read it, and only under the same binding."""
+    """Encrypt a seed so that only the helper can read it, and only with the same binding."""
     x25519, suite = _primitives()
     try:
         key = x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(check_public(public)))
@@ -172,25 +172,25 @@ def _primitives() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class MaskedRow:
-    """What a client sends to the server: the row minus its mask, mod 2⁶⁴, and the mask's seed, sealed for the helper."""
+    """The message of a client to the server: the row minus its mask, mod 2⁶⁴, and the seed of the mask, sealed for the helper."""
 
     words: Words
     sealed: bytes
 
 
 def mask_row(row: Words, round_: RoundBinding, node: int, helper_key: str) -> MaskedRow:
-    """The two parts of one row, with a seed that exists nowhere else and is used once."""
+    """Mask a row with a fresh seed that is used once; return the masked row and the sealed seed."""
     require(len(row) == round_.columns, f"the row has {len(row)} words; the round has {round_.columns}.")
     seed = fresh_seed()
     return MaskedRow(hide(row, seed), seal(seed, helper_key, round_.info(node)))
 
 
 AdmitAnswer = Callable[[RoundBinding, TwoPartyGaussian], None]
-"""Returns when the answer to a round is within the helper's limits and charged on disk; raises `InputError` otherwise."""
+"""A function that returns after the answer to a round is charged on disk; raises `InputError` if it exceeds the helper's limits."""
 
 
 class BadSeeds(InputError):
-    """Some of the seeds don't open under this round's binding. Nothing was charged, and the others may be asked for again."""
+    """Some seeds can't be decrypted with this round's binding. Nothing was charged; the server may ask again for the others."""
 
     def __init__(self, nodes: list[int]) -> None:
         super().__init__(
@@ -202,7 +202,7 @@ class BadSeeds(InputError):
 
 @dataclass(frozen=True)
 class HelperAnswer:
-    """The sum of the masks and the helper's noise, mod 2⁶⁴, and the round and set of clients that it is for."""
+    """The sum of the masks and the helper's noise, mod 2⁶⁴, and the hash of its round and set of clients (`set_digest`)."""
 
     words: Words
     digest: str
@@ -210,13 +210,13 @@ class HelperAnswer:
 
 @dataclass(frozen=True)
 class Helper:
-    """A second aggregator.
+    """The second aggregator of two-party aggregation.
 
     Args:
-        key: its private key; sites pin the public one.
-        min_clients: the fewest clients whose masks it adds.
-        admit: admits and charges an answer.
-        noise: makes one fresh source of noise per purpose.
+        key: its private key; sites pin the public key.
+        min_clients: the smallest number of clients whose masks it adds.
+        admit: checks the limits and charges an answer.
+        noise: returns a fresh source of noise at each call.
     """
 
     key: PrivateKey
@@ -225,7 +225,7 @@ class Helper:
     noise: Callable[[], Noise]
 
     def answer(self, round_: RoundBinding, seeds: list[tuple[int, bytes]]) -> HelperAnswer:
-        """The answer to a round for these clients, charged; raises `InputError` with the reason for anything else."""
+        """Charge and return the answer to a round for a set of clients; raise `InputError` with the reason if it is refused."""
         mechanism = _mechanism(round_)
         nodes = [node for node, _ in seeds]
         require(len(set(nodes)) == len(nodes), "a client is in the set twice, so its update would be counted twice.")
@@ -250,7 +250,7 @@ class Helper:
 
 
 def _mechanism(round_: RoundBinding) -> TwoPartyGaussian:
-    """The round's mechanism, if it is one of two aggregators and the text is the only one that says it."""
+    """Decode the mechanism of a round; raise `InputError` unless it is two-party and written exactly as `encode` writes it."""
     mechanism = decode(round_.mechanism)
     if not isinstance(mechanism, TwoPartyGaussian):
         raise InputError(
@@ -267,7 +267,7 @@ def _mechanism(round_: RoundBinding) -> TwoPartyGaussian:
 def server_release(
     mechanism: TwoPartyGaussian, words: list[Words], answer: Words, denominator: float, noise: Callable[[], Noise]
 ) -> Release:
-    """The server's half of a round: the sum without masks, with noise of its own where the mechanism has two sides."""
+    """Compute the release on the server: unmask the sum, and add the server's own noise if both parties add noise."""
     total = unmask_sum(words, answer)
     if "server" in mechanism.sides:
         total += to_words(mechanism.noise_units(len(answer), "server", noise(), noise()))
@@ -275,7 +275,7 @@ def server_release(
 
 
 def unmask_sum(words: list[Words], answer: Words) -> Words:
-    """What the server learns: Σ of the rows and the helper's noise, mod 2⁶⁴."""
+    """Return the unmasked sum that the server learns: Σ of the rows plus the helper's noise, mod 2⁶⁴."""
     total = np.array(answer, dtype=np.uint64)
     for row in words:
         total += row

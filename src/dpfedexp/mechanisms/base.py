@@ -1,7 +1,7 @@
-"""What every mechanism owns: a client's side, the server's side, and the event that the accountant charges.
+"""The base class of mechanisms: the client's side, the server's side, and the event that the accountant charges.
 
-Other rooms ask these methods, and never for a mechanism's class. A new mechanism is a frozen dataclass in a file of its own that
-extends `Mechanism`, and a line in `registry.py`.
+Other packages call these methods and never check the class of a mechanism. To add a mechanism, write a frozen dataclass that
+extends `Mechanism` in its own file, and add a line to `registry.py`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from dpfedexp.machine import has_triton, run_on_threads
 
 Numerator = Literal["free", "paper", "naive"]
 Part = Literal["level", "votes"]
-"""What a report may carry beside its vector."""
+"""The parts of a report beside its vector."""
 OneTimeEvents = Callable[["Mechanism"], Sequence[Event]]
-"""From a mechanism to the events that the run releases once, besides its rounds."""
+"""A function from a mechanism to the events that the run releases once, beside its rounds."""
 
 
 @checked
 @dataclass(frozen=True)
 class Report:
-    """What a chunk of clients sends, one row per client.
+    """The reports of a chunk of clients, one row per client.
 
     Args:
-        vector: the update, the update with the free rule's coordinate, or PrivUnit's unit vector V.
-        level: PrivUnit's randomized level Ĵ, else None.
-        votes: the shares of the mechanism's votes, each within ±½, [n, k]; None where it asks for none.
+        vector: the updates, with the coordinate of the free rule if it is used, or PrivUnit's unit vectors V.
+        level: PrivUnit's randomized levels Ĵ, else None.
+        votes: the clients' shares of the votes, each within ±½, [n, k]; None without votes.
     """
 
     vector: Tensor
@@ -49,13 +49,13 @@ class Report:
     votes: Tensor | None = None
 
     def first(self, count: int) -> Report:
-        """The reports of the first clients; rows behind them only filled up a shape."""
+        """Return the reports of the first `count` clients; the rows after them are padding."""
         level, votes = (None if part is None else part[:count] for part in (self.level, self.votes))
         return Report(self.vector[:count], level, votes)
 
 
 def total(rows: Tensor) -> Tensor:
-    """Σ of the rows in double precision."""
+    """Sum the rows in double precision."""
     if rows.is_cuda and has_triton():
         from dpfedexp.core import double_sums
 
@@ -76,7 +76,7 @@ def total(rows: Tensor) -> Tensor:
 
 
 def make_sums(vector: Tensor, squares: Tensor | None, votes: Tensor | None, count: int) -> Sums:
-    """Sums of a chunk, with zeros for what the mechanism does not ask for."""
+    """Return the sums of a chunk, with zeros for quantities that the mechanism does not use."""
     nothing = torch.zeros(0, dtype=torch.float64, device=vector.device)
     squares = nothing.new_zeros(()) if squares is None else squares
     return Sums(vector, squares, nothing if votes is None else votes.to(vector.device), count)
@@ -85,19 +85,19 @@ def make_sums(vector: Tensor, squares: Tensor | None, votes: Tensor | None, coun
 @checked
 @dataclass(frozen=True, kw_only=True)
 class MechanismSpec(RoundSettings):
-    """What a mechanism is built from: the settings of a round, and public facts about the run.
+    """The settings of a round and the public facts of a run, from which a mechanism is built.
 
     Args:
-        clip: the radius C, or how it adapts.
-        numerator: which statistic the step size needs, None for none.
-        target_epsilon: the ε that `rounds` rounds together may cost at `delta`; None where the noise is given.
+        clip: the radius C, or the settings of an adaptive clip.
+        numerator: the statistic that the step size needs, None for none.
+        target_epsilon: the largest ε of `rounds` rounds together at `delta`; None if the noise is given.
         delta: δ of the target.
-        dimension: parameters of the model.
-        cohort: the public number of clients that sums are divided by.
-        rounds: how many rounds the target is for.
+        dimension: number of parameters of the model.
+        cohort: the public number of clients by which sums are divided.
+        rounds: the number of rounds that the target is for.
         secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
-        votes: what is asked of every client beside its update and, with an adaptive clip, beside its count.
-        one_time: events that the run releases once, besides its rounds, and that the target must cover; None for none.
+        votes: the votes that every client sends beside its update, without the vote of an adaptive clip.
+        one_time: events that the run releases once, beside its rounds, and that the target must cover; None for none.
     """
 
     clip: float | AdaptiveClip
@@ -113,13 +113,13 @@ class MechanismSpec(RoundSettings):
 
     @property
     def radius(self) -> float:
-        """The clip of a mechanism that does not adapt it."""
+        """The clip, for mechanisms that do not support an adaptive clip."""
         if isinstance(self.clip, AdaptiveClip):
             raise InputError(NOT_ADAPTIVE)
         return self.clip
 
     def drawn(self, mechanism: Mechanism) -> Mechanism:
-        """The mechanism with the kind of noise that is asked for."""
+        """Return the mechanism with the kind of noise that `secure` asks for."""
         return mechanism.secure(strict=self.secure == "strict") if self.secure else mechanism
 
 
@@ -127,22 +127,22 @@ NOT_ADAPTIVE = "clip is 'adaptive', which needs mechanism 'central-gaussian': a 
 
 
 class Mechanism(ABC):
-    """One object that owns all three sides of the same promise, so that noise and accounting can't drift apart.
+    """A privacy mechanism: one object has the client's side, the server's side and the event, so that noise and accounting agree.
 
-    A subclass is a frozen dataclass. It must say `is_local`: a local round is charged before its reports are sent, a central one
-    before its release, so a wrong answer would charge too late.
+    A subclass is a frozen dataclass. It must set `is_local`: a local round is charged before its reports are sent, a central round
+    before its release, so a wrong value would charge too late.
     """
 
     kind: ClassVar[str]
-    """Its name in the registry."""
+    """The name of the mechanism in the registry."""
     is_local: ClassVar[bool]
-    """Whether a client's own report is the release, so that the server need not be trusted."""
+    """Whether the report of a client is the release, so that the server need not be trusted."""
     needs_helper: ClassVar[bool] = False
-    """Whether a second aggregator makes the sum with the server, so that a client may send neither of them a report."""
+    """Whether the server and a second aggregator compute the sum together; a client then sends an unmasked report to neither."""
     is_private: ClassVar[bool] = True
-    """Whether it guarantees any privacy."""
+    """Whether the mechanism guarantees any privacy."""
     numerators: ClassVar[tuple[Numerator, ...]] = ()
-    """Which statistics it can release for a step-size rule."""
+    """The statistics for step-size rules that the mechanism can release."""
 
     clip: float
 
@@ -155,7 +155,7 @@ class Mechanism(ABC):
     @classmethod
     @abstractmethod
     def bound(cls, spec: MechanismSpec) -> Mechanism:
-        """The mechanism of the first round, with every constant in place.
+        """Build the mechanism of the first round, with all constants.
 
         Formal guarantee: `spec.rounds` rounds of this mechanism, including the cost of secure noise, stay within the target.
         """
@@ -188,7 +188,7 @@ class Mechanism(ABC):
 
     @classmethod
     def round_event(cls, settings: RoundSettings) -> Event:
-        """What one round costs where only its settings are known (`dpfedexp privacy`)."""
+        """Return the event of one round from its settings alone (`dpfedexp privacy`)."""
         spec = MechanismSpec(**{**vars(settings), "clip": 1.0, "dimension": settings.dimension or 8})
         cls.check_spec(spec)
         event = cls.bound(spec).event(settings.sampling)
@@ -198,80 +198,80 @@ class Mechanism(ABC):
         return event
 
     def width(self, dimension: int) -> int:
-        """How long `Sums.vector` is for a model of this dimension."""
+        """Return the length of `Sums.vector` for a model with `dimension` parameters."""
         return dimension
 
     @abstractmethod
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
-        """The client's side: from updates inside the ball to what is sent.
+        """Compute the reports from the clipped updates (the client's side).
 
         Args:
-            clipped: the updates, and which of them were inside the ball before.
-            clients: their numbers, which key the draws.
-            noise: where draws come from.
-            ballots: the values of `votes` other than "within clip", in their order and their own ranges, [n, k']; a client's
-                share stays within ±½.
+            clipped: the clipped updates, and which of them were within the clip before.
+            clients: the numbers of the clients, which key the random draws.
+            noise: the source of random draws.
+            ballots: the values of all `votes` but "within clip", in the same order and in their own ranges, [n, k'];
+                they are scaled to shares within ±½.
         """
 
     def estimate(self, report: Report) -> Tensor:
-        """A report as an estimate of the client's own update, [n, d]."""
+        """Return the estimates of the clients' own updates from their reports, [n, d]."""
         return report.vector
 
     def check_model(self, dimension: int) -> None:
-        """Raises `InputError` where the mechanism is made for a model of another size."""
+        """Raise `InputError` if the mechanism was built for a model of another size."""
         return
 
     @abstractmethod
     def collect(self, report: Report) -> Sums:
-        """The server's side of one chunk; enforces again the bounds that the guarantee depends on."""
+        """Sum the reports of a chunk (the server's side); enforces the bounds of the guarantee again."""
 
     @abstractmethod
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
-        """From sums to what may be seen, with the noise's variance. `denominator` is public; the noises are independent streams."""
+        """Turn sums into a release with noise. `denominator` is public; the two noises are independent streams."""
 
     def noise_variance(self, denominator: float, count: float) -> float | None:
-        """The variance that the mechanism's noise has in each coordinate of `Release.c_bar`, from public numbers alone.
+        """Return the variance of the noise in each coordinate of `Release.c_bar`, from public numbers alone.
 
-        Formal guarantee: it does not depend on clients' data, so it is public. It is the variance of the ideal noise; secure
-        noise on the lattice exceeds it by less than one part in 10¹². None where it depends on what the clients hold, or no
-        formula is at hand.
+        Formal guarantee: the variance does not depend on clients' data, so it is public. It is that of the ideal noise; the
+        variance of secure noise on the lattice is larger by less than one part in 10¹². None if it depends on the clients'
+        data, or if there is no formula.
 
         Args:
-            denominator: the public number that a central sum is divided by.
-            count: how many reports a local mean is taken over, or is expected to be taken over.
+            denominator: the public number by which a central sum is divided.
+            count: the number, or expected number, of reports in a local mean.
         """
         return None
 
     def noise_norm(self, dimension: int, denominator: float, count: float) -> float | None:
-        """The root mean square norm of the noise in `Release.c_bar` for updates as long as the clip; as public as its variance."""
+        """Return the root mean square norm of the noise in `Release.c_bar` for updates of norm C; as public as the variance."""
         variance = self.noise_variance(denominator, count)
         return None if variance is None else math.sqrt(dimension * variance)
 
     def noise_share(self, dimension: int, cohort: float) -> float | None:
-        """n = z√d/M in central privacy with M = `cohort`: that norm over the clip, which no adaptive clip changes."""
+        """Return the norm of the noise over the clip: n = z√d/M in central privacy with M = `cohort`. An adaptive clip keeps n."""
         norm = self.noise_norm(dimension, cohort, cohort)
         return None if norm is None else norm / self.clip
 
     @property
     def votes(self) -> tuple[Vote, ...]:
-        """What it asks of every client beside the update, the adaptive clip's count first."""
+        """The votes that every client sends beside the update; the vote of an adaptive clip comes first."""
         return ()
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What a report carries beside its vector."""
+        """The parts of a report beside its vector."""
         return ("votes",) if self.votes else ()
 
     def check_report(self, report: Report) -> None:
-        """Raises `InputError` where no honest client sends this: in local privacy a server can't clip without bias."""
+        """Raise `InputError` for a report that no honest client sends: in local privacy the server can't clip without bias."""
         return
 
     def norm_bound(self, width: int) -> float:
-        """The largest norm of one client's vector in the sums, that of honest noise included."""
+        """Return the largest norm of one client's vector in the sums, honest noise included."""
         return self.clip
 
     def square_bounds(self, width: int) -> tuple[float, float]:
-        """Between which values one client's share of `Sums.squares` lies."""
+        """Return the lower and the upper bound on one client's share of `Sums.squares`."""
         return 0.0, self.norm_bound(width) ** 2
 
     def prepare_sums(self, sums: Sums) -> Sums:
@@ -279,9 +279,9 @@ class Mechanism(ABC):
         return sums
 
     def asking(self, question: str, noise: float) -> Mechanism:
-        """The same mechanism for a question in place of the update, with noise of this standard deviation on each bin's sum.
+        """Return the mechanism for a question instead of an update, with `noise` as standard deviation on the sum of each bin.
 
-        A client answers with a vector that has ½ in the bin of its choice and 0 elsewhere; the answer is clipped to norm ½.
+        A client answers with a vector that is ½ in the bin of its choice and 0 elsewhere; the answer is clipped to norm ½.
         """
         raise InputError(
             f"mechanism {self.kind!r} can't ask clients for {question!r}: its noise is not Gaussian. Pass the local rate as a "
@@ -290,32 +290,32 @@ class Mechanism(ABC):
 
     @abstractmethod
     def event(self, sampling: Sampling) -> Event:
-        """What one round costs."""
+        """Return the event of one round, which is charged."""
 
     def client_event(self) -> Event:
-        """What one round costs a client that answers it: all of its data may be replaced, and it knows that it was asked."""
+        """Return the event for a client that answers a round: it knows that it was asked (no sampling), under replace-one."""
         return self.event(Sampling()).unsampled().under("replace-one")
 
     def secure(self, strict: bool = False) -> Mechanism:
-        """The same mechanism with noise on a lattice, which hides nothing in low bits: the same fields and adjacency.
+        """Return the mechanism with noise on a lattice, so that low bits reveal nothing; fields and adjacency stay the same.
 
-        Formal guarantee: that of this mechanism; what is charged says where the lattice costs anything. `strict` takes exact
-        discrete Gaussian noise, which leaves nothing to the quality of floating-point sampling and is far slower.
+        Formal guarantee: the same as without `secure`; `event` includes the cost of the lattice, if any. `strict` uses exact
+        discrete Gaussian noise, which does not depend on the quality of floating-point sampling and is far slower.
         """
         raise InputError(f"secure is set, but the mechanism {self.kind!r} has no secure variant; use secure = false.")
 
     def log_ratio(self, seen: Any, here: Tensor, there: Tensor) -> Any:
-        """The log-likelihood ratio of reports between two updates, for the audit; None where no formula is at hand.
+        """Return the log-likelihood ratio of each report under two updates, for the audit; None if there is no formula.
 
         Args:
-            seen: reports as float64 rows: the vector, then the level where there is one.
-            here: one client's update, [1, d].
-            there: its neighbor's.
+            seen: reports as float64 rows: the vector, then the level if there is one.
+            here: the update under the first hypothesis, [1, d].
+            there: the neighboring update, [1, d].
         """
         return None
 
     def counts_are_public(self, sampling: Sampling) -> bool:
-        """Whether it may be shown how many clients took part: not where the guarantee hides who did."""
+        """Return whether the number of clients in a round may be shown: not if the guarantee hides who took part."""
         if self.is_local or not self.is_private:
             return True
         return sampling.kind == "full" and self.event(sampling).adjacency == "replace-one"
@@ -327,22 +327,22 @@ class Mechanism(ABC):
 
     @property
     def adapts_clip(self) -> bool:
-        """Whether its clip changes from round to round, by a count that it releases."""
+        """Whether the clip changes from round to round, by a vote that the mechanism releases."""
         return any(vote.name == WITHIN_CLIP for vote in self.votes)
 
     def at_radius(self, radius: float) -> Self:
-        """The mechanism with the clip that is in force, which adaptive clipping moves."""
+        """Return the mechanism with the clip `radius`, which adaptive clipping changes between rounds."""
         return self if radius == self.clip else replace(self, clip=radius)  # type: ignore[type-var]
 
     def settings(self) -> dict[str, Any]:
-        """Its own fields, which a secure variant is made from."""
+        """Return the fields of the mechanism, from which its secure variant is made."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
 @checked
 @dataclass(frozen=True)
 class NoPrivacy(Mechanism):
-    """Sends the update as it is, and votes without noise. Guarantee: none; event: `NonPrivateEvent`."""
+    """No privacy: updates and votes are sent without noise. Guarantee: none; event: `NonPrivateEvent`."""
 
     kind = "none"
     is_local = False
@@ -387,10 +387,10 @@ class NoPrivacy(Mechanism):
 
 
 def with_secure_noise(mechanism: Mechanism) -> Mechanism:
-    """The mechanism on the grid, so that no low bit of a release tells what it was added to.
+    """Return the mechanism with noise on the grid, so that the low bits of a release reveal nothing.
 
-    Formal guarantee: plain noise never leaves this function. A mechanism whose `secure` says so and whose noise stays plain is
-    refused.
+    Formal guarantee: the result never has plain noise. Raises `InputError` if `secure` returns a mechanism whose noise is still
+    plain.
     """
     if not mechanism.is_private:
         return mechanism
@@ -404,13 +404,13 @@ def with_secure_noise(mechanism: Mechanism) -> Mechanism:
 
 
 class Gaussian(Mechanism):
-    """What Gaussian mechanisms share: noise by z or by a target, and a numerator that may be a coordinate behind the update."""
+    """Base class of Gaussian mechanisms: calibration of z, and the free rule's numerator as one more coordinate of the update."""
 
     numerator: Numerator | None
 
     @staticmethod
     def check_noise(spec: MechanismSpec) -> None:
-        """Exactly one of noise multiplier and target."""
+        """Raise `InputError` unless exactly one of noise multiplier and target is given."""
         z = spec.noise_multiplier
         require(
             (z is None) != (spec.target_epsilon is None),
@@ -420,7 +420,7 @@ class Gaussian(Mechanism):
 
     @staticmethod
     def with_noise(spec: MechanismSpec, make: Callable[[float], Mechanism]) -> Mechanism:
-        """`make(z)` with the z that is asked for, or the smallest one that meets the target, drawn as the terms say."""
+        """Return `make(z)` with the given z, or with the smallest z that meets the target, with the kind of noise of `spec`."""
         target, most = spec.target_epsilon, math.inf
         if spec.noise_multiplier is not None:
             return spec.drawn(make(spec.noise_multiplier))
@@ -437,7 +437,7 @@ class Gaussian(Mechanism):
             return () if spec.one_time is None else spec.one_time(drawn(z))
 
         if isinstance(spec.clip, AdaptiveClip) and spec.clip.count_noise is not None:
-            # From z = 2·count_noise on the count alone would cost more than z does, and other votes cost less than 2% of z's share.
+            # For z ≥ 2·count_noise the count alone would cost more than z; the other votes cost less than 2% of the share of z.
             most = 2.0 * spec.clip.count_noise * (0.99 if spec.votes else 1.0 - 1e-6)
             require(
                 compose([(event(most), spec.rounds)], spec.delta).epsilon < target,
@@ -453,7 +453,7 @@ class Gaussian(Mechanism):
         return report.vector[:, :-1] if self.numerator == "free" else report.vector
 
     def _rows(self, clipped: Clipped) -> Tensor:
-        """The updates, with the free rule's coordinate where it is asked for."""
+        """Return the updates, with the coordinate of the free rule if it is used."""
         return lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
 
     def _released(
@@ -465,17 +465,17 @@ class Gaussian(Mechanism):
 
 
 def lift(delta: Tensor, radius: float) -> Tensor:
-    """The step size for free: one more coordinate that carries ‖Δ‖² inside the same ball.
+    """Append a coordinate that carries ‖Δ‖² to each update, inside the same ball, so that the step size costs no ε.
 
-    With x = ‖Δ‖/C, the vector u = (Δ, (C² − ‖Δ‖²)/C) has ‖u‖²/C² = x² + (1 − x²)² ≤ 1. Whatever mechanism is private for vectors of
-    norm at most C therefore releases u at the same price as Δ, and C² − C·(last coordinate of the mean) is an unbiased mean of
-    ‖Δ_i‖². The principle for second moments is related to Kalinin, Upadhyay and Lampert, arXiv:2502.06597.
+    With x = ‖Δ‖/C, the vector u = (Δ, (C² − ‖Δ‖²)/C) has ‖u‖²/C² = x² + (1 − x²)² ≤ 1. Any mechanism that is private for vectors of
+    norm at most C therefore releases u at the same cost as Δ, and C² − C·(last coordinate of the mean) is an unbiased estimate of
+    the mean ‖Δ_i‖². The principle for second moments is related to Kalinin, Upadhyay and Lampert, arXiv:2502.06597.
 
     Returns u for each row of Δ, clipped once more so that rounding can't push ‖u‖ over C.
     """
     norms = row_norms(delta).cpu()
     last = ((radius * radius - norms.square()).clamp_min(0.0) / radius).to(delta.dtype)
     lifted = torch.cat([delta, last.to(delta.device)[:, None]], dim=1)
-    # Not torch.hypot, whose last bit depends on a number's place among the others.
+    # Not torch.hypot: its last bit depends on the position of a number in the tensor.
     longer = (norms.square() + last.double().square()).sqrt()
     return clip(lifted, radius, reuse=True, norms=longer).vectors

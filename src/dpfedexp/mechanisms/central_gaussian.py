@@ -1,4 +1,4 @@
-"""Gaussian noise that a trusted server adds to the sum, plain and on a lattice: the paper's central setting, with z = 5."""
+"""Gaussian noise that a trusted server adds to the sum, plain and on a lattice: the paper's central setting (z = 5 there)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from dpfedexp.errors import InputError, checked, require
 from dpfedexp.mechanisms.base import Gaussian, Mechanism, MechanismSpec, Release, Report, Secure, make_sums, total
 
 _SQUARE_EXCESS = 2.0**-19
-"""Twice the largest step of the squared norms in units of their own noise: truncation, and the rounding of the norms themselves."""
+"""Bound on the μ that the lattice adds for squared norms, by truncation and rounding: twice their largest step over noise."""
 
 
 @checked
 @dataclass(frozen=True)
 class CentralGaussian(Gaussian):
-    """The trusted server adds noise to the sum and divides by a public constant.
+    """A trusted server adds noise to the sum of updates and divides by a public constant.
 
-    Formal guarantee: the sum of rows that `collect` has put into the ball of radius C (it does not trust the clients' own clipping)
-    changes by at most 2C (replace-one) or C (add-remove) with one client, and gets noise of standard deviation zC that is fixed
-    before the round. With `numerator="paper"`, Σ‖Δ_i‖² ∈ [0, C²] per client gets noise `scalar_multiplier`·C². The sum of the
-    clients' shares of a vote, which `collect` has put within ±½, changes by at most 1 or ½ and gets the vote's own noise; the first
-    vote is "within clip" where the clip adapts. All are one joint event. With `numerator="free"` the step size is free.
+    Formal guarantee: `collect` clips every row to norm C (it does not trust the clients' own clipping). One client changes the sum
+    by at most 2C (replace-one) or C (add-remove), and the sum gets noise of standard deviation zC, fixed before the round. With
+    `numerator="paper"`, Σ‖Δ_i‖² ([0, C²] per client) gets noise `scalar_multiplier`·C². A vote is a sum of shares, clamped by
+    `collect` to ±½; one client changes it by at most 1 or ½, and it gets its own noise. With an adaptive clip the first vote is
+    "within clip". All are charged as one joint event. With `numerator="free"` the step size costs no ε.
 
-    With a `question` (`asking`) the vectors are answers instead of updates: each client puts ½ into the bin of its choice.
+    With a `question` (see `asking`) the vectors are answers instead of updates: each client has ½ in the bin of its choice.
     """
 
     kind = "central-gaussian"
@@ -72,7 +72,7 @@ class CentralGaussian(Gaussian):
 
     @classmethod
     def bound(cls, spec: MechanismSpec) -> Mechanism:
-        # What is released beside the rounds has its part of the one percent that all votes together may cost.
+        # One-time releases share the one percent of the cost that all votes together may take.
         count = (len(spec.votes) + isinstance(spec.clip, AdaptiveClip)) * (1 if spec.one_time is None else 2)
 
         def make(z: float) -> CentralGaussian:
@@ -82,7 +82,7 @@ class CentralGaussian(Gaussian):
             if isinstance(radius, AdaptiveClip):
                 votes = (voting.within_clip_vote(radius.count_noise or noise), *votes)
                 radius = radius.initial
-            # The votes' share of the budget comes out of the update's: together they cost what z alone costs.
+            # The update gets more noise, so that update and votes together cost as much as an update with z alone.
             share = z**-2 - sum((2 * vote.noise) ** -2 for vote in votes)
             if share <= 0:
                 name, noise = min(((vote.name, vote.noise) for vote in votes), key=lambda vote: vote[1])
@@ -111,7 +111,7 @@ class CentralGaussian(Gaussian):
         sigma = self.noise_multiplier * self.clip
         drawn = noise.normal(server, len(sums.vector), sums.vector.device, torch.float64)[0]
         mean = (sums.vector + sigma * drawn) / denominator
-        # One draw for the squared norms and one for the clip's count, whether they are asked for or not; then the other votes'.
+        # Always one draw for the squared norms and one for the vote of the clip, also if unused; then the draws of the other votes.
         width = 2 + len(voting.client_votes(self.votes))
         xi, *draws = scalar_noise.normal(server, width, torch.device("cpu"), torch.float64)[0].tolist()
         draws = draws[len(draws) - len(self.votes) :]
@@ -151,8 +151,8 @@ class SecureCentralGaussian(CentralGaussian):
     """`CentralGaussian` with integer sums and noise on the same lattice.
 
     Formal guarantee: rows are clipped and then truncated toward zero, so the sensitivities are those of `CentralGaussian`, and
-    each output is the rounding of its ideal output. With `numerator="paper"` truncation moves the difference of two squared
-    norms by less than a step, which is added to the joint μ. Shares of votes are rounded to a lattice that has ±½ on it, so they
+    each output is the rounding of the ideal output. With `numerator="paper"`, truncation changes the difference of two squared
+    norms by less than a step, which is added to the joint μ. Shares of votes are rounded to a lattice that contains ±½, so they
     stay within ±½. In strict mode every query has discrete Gaussian noise, charged at (1 + 2⁻²⁰)·μ.
     """
 
@@ -168,7 +168,7 @@ class SecureCentralGaussian(CentralGaussian):
 
     @property
     def _square_noise(self) -> float:
-        """The standard deviation on the sum of squared norms, 0 where they are not released."""
+        """The standard deviation of the noise on the sum of squared norms; 0 if they are not released."""
         return 0.0 if self.scalar_multiplier is None else self.scalar_multiplier * self.clip**2
 
     @property
@@ -184,14 +184,14 @@ class SecureCentralGaussian(CentralGaussian):
         return make_sums(truncated_sum(rows, self._step), squares, votes, len(rows))
 
     def _squares(self, rows: Tensor) -> Tensor | None:
-        """The squared norms of clipped rows in steps of their lattice, [n] int64, where they are asked for."""
+        """Return the squared norms of clipped rows in steps of their lattice, [n] int64; None if they are not used."""
         if self.numerator != "paper":
             return None
         norms = row_norms(truncate(rows, self._step).double() * self._step).clamp_max(self.clip)
         return truncate(norms.square(), self._square_step)
 
     def prepare_sums(self, sums: Sums) -> Sums:
-        """A node's sums truncated to the lattice, where they are already if the node is honest."""
+        """Truncate the sums of a node to the lattice; the sums of an honest node are on it already."""
         squares = sums.squares
         if self.scalar_multiplier is not None:
             squares = truncate(squares, self._square_step).double() * self._square_step
@@ -206,7 +206,7 @@ class SecureCentralGaussian(CentralGaussian):
         for place, (vote, value) in enumerate(zip(self.votes, sums.votes, strict=True)):
             step = voting.lattice_step(vote, self.noise_kind)
             check_room(sums.count, MAX_SHARE, step)
-            # Each vote has a row of its own, also in a stream that gives the same row twice; the clip's has the first.
+            # Each vote uses its own row of the noise stream, because the same row may return the same draws; the clip uses row 0.
             row = place if self.adapts_clip else place + 1
             noisy = add_noise(value.reshape(1, 1), step, vote.noise, scalar_noise, self.strict, row)
             votes[vote.name] = voting.estimate(float(noisy), denominator, vote)
@@ -220,7 +220,7 @@ class SecureCentralGaussian(CentralGaussian):
     def event(self, sampling: Sampling) -> GaussianEvent:
         event = replace(super().event(sampling), attained=False)
         if self.numerator == "paper":
-            # Left out, a truncated square is still at most C²; only the trade of one square for another can gain by truncation.
+            # A truncated square is still at most C², so leaving a client out costs no more; only a replacement can cost more.
             field = "joint_mu" if self.adjacency == "replace-one" else "other_mu"
             if (mu := getattr(event, field)) is not None:
                 event = replace(event, **{field: mu + _SQUARE_EXCESS})

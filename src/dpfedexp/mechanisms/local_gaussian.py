@@ -1,4 +1,4 @@
-"""Gaussian noise that every client adds to its own update, plain and on a lattice: the paper's local setting, with z = 0.7."""
+"""Gaussian noise that every client adds to its own update, plain and on a lattice: the paper's local setting (z = 0.7 there)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpfedexp.errors import checked, require
 from dpfedexp.mechanisms.base import Gaussian, Mechanism, MechanismSpec, Numerator, Report, make_sums, total
 
 _NEVER = 1e-15
-"""How often an honest report may be longer than `norm_bound` says."""
+"""The probability that an honest report is longer than `norm_bound`."""
 
 
 @checked
@@ -24,8 +24,8 @@ class LocalGaussian(Gaussian):
     """Every client adds its own noise; the server is not trusted.
 
     Formal guarantee: a client's report is its vector inside the ball of radius C plus noise of standard deviation zC per
-    coordinate: replacing the client's whole data set moves it by at most 2C. Everything the server does is post-processing, the
-    step size included.
+    coordinate; replacing all data of the client changes the vector by at most 2C. Everything that the server computes, including
+    the step size, is post-processing.
     """
 
     kind = "local-gaussian"
@@ -92,10 +92,10 @@ class SecureLocalGaussian(LocalGaussian):
     Formal guarantee: the row is truncated toward zero before the noise, so its sensitivity is at most 2C, and the report is the
     rounding of the ideal one. In strict mode the noise is discrete Gaussian, charged at (1 + 2⁻²⁰)·μ.
 
-    An observer of only the sum of n reports sees the sum of the rows and of n rounded Gaussians. With 2²⁰ steps to a deviation that
-    sum has, up to a probability of about e^(−2π²·2⁴⁰), the law of a Gaussian of n times the variance plus independent noise, so
-    it is no less private than that Gaussian. In strict mode every report is rounded to single precision as well, which the sum
-    does not determine, so nothing is claimed about it.
+    An observer of only the sum of n reports sees the sum of the rows and of n rounded Gaussians. With 2²⁰ steps per standard
+    deviation, that sum is, up to a probability of about e^(−2π²·2⁴⁰), distributed like a Gaussian with n times the variance plus
+    independent noise, so it is at least as private as that Gaussian. In strict mode every report is also rounded to single
+    precision, which the sum does not determine, so nothing is claimed about the sum.
     """
 
     strict: bool = False

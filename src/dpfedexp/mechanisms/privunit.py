@@ -1,4 +1,4 @@
-"""PrivUnit × ScalarDP (Bhowmick et al. 2018): a client's direction and norm, each randomized on its own.
+"""PrivUnit × ScalarDP (Bhowmick et al. 2018): direction and norm of an update are randomized independently.
 
 Formal guarantee: the structured report (Ĵ, V) is ε-locally differentially private with ε = log(p(1−q)/(q(1−p))) + ε₂, where q is
 the mass of the cap {⟨v,u⟩ ≥ γ} and p the probability of drawing from it; c, r̂ and ŝ are post-processing. The paper's box draws
@@ -26,7 +26,7 @@ from dpfedexp.mechanisms.base import Mechanism, MechanismSpec, Part, Release, Re
 
 _FEW = 2**12
 _NOTHING = 1e-30
-"""Norms below this are zero, because their inverse is not a float32."""
+"""Norms below this number count as zero, because their inverse is not a float32."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ScalarDP:
     A magnitude r ∈ [0, C] is rounded at random to a level J ∈ {0, …, k}, the level goes through (k+1)-ary randomized response, and
     the result is debiased. Formal guarantee: the level Ĵ is ε₂-differentially private for r; everything else is post-processing.
 
-    The paper's box prints k = e^⌈ε₂/3⌉; its own lemma has k = ⌈e^{ε₂/3}⌉, which is what the variance bound needs and is used here.
+    The paper's algorithm box has k = e^⌈ε₂/3⌉; its lemma has k = ⌈e^{ε₂/3}⌉, which the variance bound needs and this class uses.
     """
 
     epsilon2: float
@@ -66,22 +66,22 @@ class ScalarDP:
         return self.a**2 * (e * (k - b) ** 2 + others) / (e + k)
 
     def randomize(self, r: Tensor, uniform: Tensor) -> Tensor:
-        """Levels Ĵ for magnitudes r (float64, [n]) from uniforms [n, 3]."""
+        """Return randomized levels Ĵ for magnitudes r (float64, [n]), from uniform draws [n, 3]."""
         scaled = (self.k * (r / self.clip)).clamp(0.0, float(self.k))
         floor = scaled.floor()
         level = torch.where(uniform[:, 0] < scaled - floor, floor + 1, floor)
         keep = uniform[:, 1] < 1.0 / (1.0 + self.k * math.exp(-self.epsilon2))
-        # One of the k other levels: a uniform draw that steps over J.
+        # A uniform draw from the k other levels, skipping J.
         other = (uniform[:, 2] * self.k).floor().clamp_max(self.k - 1)
         other = torch.where(other >= level, other + 1, other)
         return torch.where(keep, level, other).to(torch.int64)
 
     def magnitude(self, level: Tensor) -> Tensor:
-        """r̂ = a(Ĵ − b), unbiased for r."""
+        """Return r̂ = a(Ĵ − b), an unbiased estimate of r."""
         return self.a * (level.double() - self.b)
 
     def squared_norm(self, r_hat: Tensor) -> Tensor:
-        """ŝ of Algorithm `norm-privunit`: E[ŝ] = r² − (C/k)²(f − ½)² with f = frac(kr/C), never above r²."""
+        """Return ŝ of Algorithm `norm-privunit`: E[ŝ] = r² − (C/k)²(f − ½)² with f = frac(kr/C), never above r²."""
         e, k, c = math.exp(self.epsilon2), self.k, self.clip
         c1 = (k + 1) / (e - 1)
         c2 = -c1 * c
@@ -93,9 +93,9 @@ class ScalarDP:
 
 @lru_cache(maxsize=256)
 def best_split(epsilon: float, dimension: int) -> tuple[float, float, float]:
-    """(ε₀, ε₁, ε₂) with sum ε that give c the least variance for a client at the clip: E[r̂²]/m² at r = C.
+    """Find (ε₀, ε₁, ε₂) with sum ε and the smallest variance of c for an update of norm C: E[r̂²]/m² at r = C.
 
-    Searched over shares of ε₂, because its number of levels k makes the variance jump.
+    The share of ε₂ is searched on a grid, because the variance jumps with the number of levels k.
     """
 
     def variance(epsilon2: float) -> float:
@@ -113,7 +113,7 @@ def best_split(epsilon: float, dimension: int) -> tuple[float, float, float]:
 
 
 def sample_height(constants: Direction, uniform: Tensor) -> Tensor:
-    """⟨V,u⟩ from uniforms [n, 2] by inverse distribution functions: no rejection, exact for every dimension.
+    """Sample ⟨V,u⟩ from uniform draws [n, 2] by inverse distribution functions, without rejection, exactly in every dimension.
 
     T = ⟨V,u⟩ of a uniform V has T² ~ Beta(½, (d−1)/2). Inside the cap its upper tail is q·U; outside its lower tail is (1−q)·U.
     """
@@ -134,10 +134,10 @@ def sample_height(constants: Direction, uniform: Tensor) -> Tensor:
 def sample_direction(
     source: Tensor, constants: Direction, gaussian: Tensor, uniform: Tensor, norms: Tensor | None = None
 ) -> Tensor:
-    """V = t·u + sqrt(1 − t²)·w for every row at once, with u the row's direction and w uniform on the sphere orthogonal to it.
+    """Sample V = t·u + sqrt(1 − t²)·w for every row, with u the direction of the row and w uniform on the sphere orthogonal to u.
 
-    w is the part g − ⟨g,u⟩u of a Gaussian g, of norm sqrt(‖g‖² − ⟨g,u⟩²), so V is a combination of the row and g: a product, two
-    norms and one pass over both. In few dimensions that norm can cancel, hence double precision there. Known `norms` save one.
+    w is the normalized g − ⟨g,u⟩u of a Gaussian g, whose norm is sqrt(‖g‖² − ⟨g,u⟩²), so V is a combination of the row and g. In
+    few dimensions the difference under the root can cancel, so it is computed in double precision. `norms` are those of the rows.
     """
     if source.shape[1] <= _FEW and source.dtype != torch.float64:
         return sample_direction(source.double(), constants, gaussian.double(), uniform, norms).to(source.dtype)
@@ -154,7 +154,7 @@ def sample_direction(
 @checked
 @dataclass(frozen=True)
 class PrivUnit(Mechanism):
-    """c_i = r̂_i·z_i with z_i from PrivUnit(ε₀, ε₁) and r̂_i from ScalarDP(ε₂); sends (Ĵ, V)."""
+    """Local mechanism with reports (Ĵ, V), from which c_i = r̂_i·z_i: z_i from PrivUnit(ε₀, ε₁), r̂_i from ScalarDP(ε₂)."""
 
     kind = "privunit"
     is_local = True
@@ -187,7 +187,7 @@ class PrivUnit(Mechanism):
         if spec.target_epsilon is None:
             return spec.drawn(PrivUnit(spec.radius, spec.dimension, *spec.epsilons, gamma=spec.gamma))
         one = spec.target_epsilon / spec.rounds
-        # The ε of a report is computed from its probabilities, so it need not be what was asked for to the last digit.
+        # The exact ε of a report is computed from its probabilities, and may differ from the requested ε in the last digits.
         for less in (0.0, *(2.0**-k for k in range(52, 1, -2))):
             split = best_split(one * (1.0 - less), spec.dimension)
             mechanism = PrivUnit(spec.radius, spec.dimension, *split)
@@ -201,7 +201,7 @@ class PrivUnit(Mechanism):
     def check_model(self, dimension: int) -> None:
         matches = self.dimension == dimension
         require(matches, f"the mechanism is for {self.dimension} parameters, but the model has {dimension}.")
-        # Constants that do not exist must show before a report is paid for.
+        # Missing constants must raise before a report is charged.
         exist = math.isfinite(self.direction.log_m) and self.scalar.k >= 1
         require(exist, "PrivUnit has no constants for these epsilons.")
 
@@ -213,7 +213,7 @@ class PrivUnit(Mechanism):
         some = bool(zero.any())
         gaussian = noise.normal(clients, 2 * d if some else d, delta.device, delta.dtype)
         uniform = noise.uniform(clients, 5)
-        # An update of zero has no direction: a random one keeps E[c] = 0.
+        # A zero update has no direction: a random direction keeps E[c] = 0.
         source = torch.where(zero[:, None], gaussian[:, d:], delta) if some else delta
         known = None if some else norms
         vector = sample_direction(source, self.direction, gaussian[:, :d], uniform[:, :2], known)
@@ -221,7 +221,7 @@ class PrivUnit(Mechanism):
         return Report(vector, level=level.to(delta.device))
 
     def reconstruct(self, report: Report) -> tuple[Tensor, Tensor]:
-        """r̂ and c = r̂·V/m for every row. The paper's client sends c, from which no test in floating point recovers r̂."""
+        """Return r̂ and c = r̂·V/m for every row. Clients send (Ĵ, V), because r̂ can't be recovered from c in floating point."""
         if report.level is None:
             raise InputError("the report has no level; PrivUnit sends one beside its direction.")
         r_hat = self.scalar.magnitude(report.level)
@@ -240,7 +240,7 @@ class PrivUnit(Mechanism):
         return Release(sums.vector / count, float(sums.squares) / count, {}, self.clip, variance=variance)
 
     def noise_norm(self, dimension: int, denominator: float, count: float) -> float:
-        """sqrt((E[r̂²]/m² − C²)/count) at r = C; how much noise a shorter update gets depends on its length."""
+        """Return sqrt((E[r̂²]/m² − C²)/count) at r = C; the noise of a shorter update depends on its norm."""
         square = self.scalar.mean_square_at_clip / self.direction.m**2
         return math.sqrt(max(square - self.clip**2, 0.0) / max(count, 1))
 
@@ -260,7 +260,7 @@ class PrivUnit(Mechanism):
         return float(self.scalar.magnitude(levels).abs().max()) / self.direction.m * (1 + 1e-3)
 
     def square_bounds(self, width: int) -> tuple[float, float]:
-        """An unbiased estimate of a square can be negative."""
+        """Return symmetric bounds, because an unbiased estimate of a square can be negative."""
         most = self.norm_bound(width) ** 2
         return -most, most
 
@@ -269,7 +269,7 @@ class PrivUnit(Mechanism):
         return privunit(*epsilons, gamma=self.gamma, dimension=self.dimension, sampling=sampling)
 
     def log_ratio(self, seen: np.ndarray, here: Tensor, there: Tensor) -> np.ndarray | None:
-        """In which of the two caps a direction lies, and which level it has; for opposite directions at the ends of the norm."""
+        """Return the log-likelihood ratio, from the cap and the level of each report, for opposite directions of norm C and 0."""
         gamma, u = self.direction.gamma, here[0].double().numpy()
         height, level = seen[:, :-1] @ (u / np.linalg.norm(u)), seen[:, -1]
         caps = self.direction.epsilon * ((height >= gamma).astype(float) - (height <= -gamma))
@@ -285,9 +285,9 @@ class PrivUnit(Mechanism):
 class SecurePrivUnit(PrivUnit):
     """`PrivUnit` computed in double precision and rounded to a public lattice of about 2⁻¹²/√d.
 
-    Formal guarantee: that of `PrivUnit` for the ideal direction, of which the report is the rounding. The computed direction
-    differs from the ideal one by about 2⁻⁵²/√d in a coordinate, so a report is not exactly that rounding with probability about
-    d·2⁻⁴⁰.
+    Formal guarantee: the report is the rounding of an ideal direction, for which the guarantee of `PrivUnit` holds. The computed
+    direction differs from the ideal one by about 2⁻⁵²/√d per coordinate, so with probability about d·2⁻⁴⁰ a report is not exactly
+    the rounding of the ideal one.
     """
 
     @property

@@ -1,6 +1,6 @@
-"""The mechanisms by name. Settings, messages, ledgers, guard files, the command line, the audit and the docs all read this table.
+"""The table of mechanisms by name, used by settings, messages, ledgers, guard files, the command line, the audit and the docs.
 
-A new mechanism is a file that extends `Mechanism`, and a line here. Nothing is imported before a mechanism is asked for.
+To add a mechanism, write a module with a subclass of `Mechanism`, and add a line to this table. Modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One mechanism.
+    """One mechanism of the table.
 
     Args:
-        home: its class, as "module:name"; a module that begins with a dot is one of this package.
-        summary: one line for people who choose.
-        tunes: what makes a round of it cost less: a noise multiplier, or the parts of its ε.
+        home: its class, as "module:name"; a leading dot stands for this package.
+        summary: one line for people who choose a mechanism.
+        tunes: the setting that determines the cost of a round: the noise multiplier, or the parts of PrivUnit's ε.
     """
 
     home: str
@@ -52,20 +52,20 @@ MECHANISMS: dict[str, Entry] = {
 
 
 def check_name(name: object, field: str = "mechanism") -> str:
-    """The name, if there is such a mechanism; else a sentence with the nearest one."""
+    """Return the name if the mechanism exists; else raise `InputError` with the nearest name."""
     if not isinstance(name, str) or name not in MECHANISMS:
         raise InputError(f"{field} is {name!r}, which does not exist.{nearest(str(name), MECHANISMS)}")
     return name
 
 
 def mechanism_class(name: str) -> type[Mechanism]:
-    """The class of a mechanism."""
+    """Return the class of a mechanism by its name."""
     module, _, attribute = MECHANISMS[check_name(name)].home.partition(":")
     return getattr(import_module(module, __package__), attribute)  # type: ignore[no-any-return]
 
 
 def round_event(name: str, settings: RoundSettings) -> Event:
-    """What one round of a mechanism costs, from its settings alone; the library's own need no torch for that."""
+    """Return the event of one round of a mechanism from its settings; the library's own mechanisms are not imported for it."""
     from dpfedexp.accounting.events import round_event
 
     event = round_event(check_name(name), settings)

@@ -1,7 +1,7 @@
-"""Mechanisms as JSON text, in which a server tells its clients what is run.
+"""Mechanisms as JSON text, which a server sends to its clients.
 
-A client builds the same object from it, and with it the same noise and the same event for its own ledger. What comes over a network
-is checked field by field, by the types that the mechanism's own class declares: a server may be wrong or worse.
+A client builds the same object from the text, with the same noise and the same event for its own ledger. Every field is checked
+against the types that the class of the mechanism declares, because the server may be wrong or malicious.
 """
 
 import json
@@ -17,12 +17,12 @@ from dpfedexp.mechanisms.base import Mechanism
 from dpfedexp.mechanisms.registry import check_name, mechanism_class
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
-"""Within these float32 clips exactly, and no square of a noise multiplier overflows or vanishes."""
+"""The range of numbers in which float32 clips exactly, and no square of a noise multiplier overflows or underflows."""
 _MOST_VOTES = 16
 
 
 def encode(mechanism: Mechanism) -> str:
-    """
+    """Return the mechanism as JSON text.
     >>> from dpfedexp.mechanisms import LocalGaussian
     >>> encode(LocalGaussian(0.3, 0.7))
     '{"kind":"local-gaussian","clip":0.3,"noise_multiplier":0.7,"numerator":null}'
@@ -33,7 +33,7 @@ def encode(mechanism: Mechanism) -> str:
 
 
 def decode(text: str) -> Mechanism:
-    """The mechanism that `encode` wrote; a sentence for anything else."""
+    """Read a mechanism from the output of `encode`; raise `InputError` for anything else."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -55,7 +55,7 @@ def decode(text: str) -> Mechanism:
 
 
 def text_fields(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a mechanism as texts and checkpoints hold them."""
+    """Return the fields of a mechanism in the form of messages and checkpoints: votes become lists."""
     votes: tuple[Vote, ...] | None = values.get("votes")
     if votes is None:
         return values

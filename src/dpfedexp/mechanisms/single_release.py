@@ -24,10 +24,10 @@ class PrivateVector:
     """A privatized vector, and what it cost.
 
     Attributes:
-        vector: the unbiased estimate of the clipped vector, in the shape and kind that came in.
-        epsilon: what this one report costs, at `delta`.
-        delta: δ of that figure.
-        event: what to charge to a `Ledger`.
+        vector: the unbiased estimate of the clipped vector, with the shape and type of the input.
+        epsilon: ε of this single report, at `delta`.
+        delta: δ of `epsilon`.
+        event: the event to charge to a `Ledger`.
     """
 
     vector: Any
@@ -54,20 +54,20 @@ def privatize(
     """Clip and randomize one vector with a local mechanism. The result is unbiased for the clipped vector.
 
     Formal guarantee: the report is (ε, δ)-indistinguishable from the report of any other vector; without a seed
-    its noise lies on a lattice and comes from the operating system, so no bit of the vector is left in the last digits.
+    its noise lies on a lattice and comes from the operating system, so the low bits of the result reveal nothing about the vector.
 
     Args:
-        vector: one person's, of any shape: a tensor, a numpy array or a list of numbers.
-        clip: C, the norm that it is shortened to where it is longer; a public number.
-        epsilon: what `times` reports of this person may cost together; or give `noise_multiplier`.
-        delta: δ of that promise. With PrivUnit it is 0.
-        mechanism: "gaussian" or "privunit", or any local mechanism by its name.
-        noise_multiplier: the standard deviation of Gaussian noise over C, in place of `epsilon`.
-        times: how many reports the promise is for.
+        vector: the vector of one person, of any shape: a tensor, a NumPy array or a list of numbers.
+        clip: C, the norm to which a longer vector is scaled down; a public number.
+        epsilon: the ε of `times` reports of this person together; pass this or `noise_multiplier`.
+        delta: δ of `epsilon`. PrivUnit has δ = 0.
+        mechanism: "gaussian" or "privunit", or the name of any local mechanism.
+        noise_multiplier: the standard deviation of Gaussian noise divided by C, instead of `epsilon`.
+        times: the number of reports that `epsilon` is for.
         seed: for simulations only: noise from a seed gives no privacy.
 
     Returns:
-        The report, with the ε that this one cost.
+        The privatized vector, with the ε of this single report.
 
     Example:
         >>> import torch

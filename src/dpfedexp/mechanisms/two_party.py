@@ -1,7 +1,7 @@
-"""Gaussian noise on a sum that two aggregators make together, so that none of them has to be trusted with an update.
+"""Gaussian noise on a sum that two aggregators compute together, so that neither has to be trusted with an update.
 
-A client's row lies on the lattice of secure noise and is split in two (`core/noise.py`): the server adds up the differences, the
-helper the masks, each with noise of full size. The wire protocol is in docs/security.md, who is trusted with what in docs/trust.md.
+A client's row lies on the lattice of secure noise and is split into a masked row and a mask (`core/noise.py`): the server adds the
+masked rows, the helper the masks, each with noise of full size. See docs/security.md (wire protocol) and docs/trust.md.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dpfedexp.mechanisms.central_gaussian import CentralGaussian, SecureCentralG
 Side = Literal["server", "helper"]
 
 _FAR = 64.0
-"""So many standard deviations no noise ever reaches: with probability below e⁻²⁰⁰⁰."""
+"""A number of standard deviations that noise exceeds with probability below e⁻²⁰⁰⁰, treated as never."""
 _ROWS: dict[Side, tuple[int, int]] = {"server": (0, 0), "helper": (1, 1000)}
-"""The first row of each side's draws from the stream of the vector and from that of the scalars: they never meet."""
+"""The first row of each party's draws in the noise streams of vector and scalars; the rows of the parties are disjoint."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class TwoPartyGaussian(SecureCentralGaussian):
     """`SecureCentralGaussian` by two aggregators, each of which adds noise of standard deviation zC to the whole sum.
 
     Formal guarantee: each aggregator sees uniform words or random seeds, and the sum with noise that it does not know. So against
-    either one the release has noise zC under replace-one adjacency, and sampling, which it sees, amplifies nothing; against
-    readers of the models it has √2·zC. That needs one of the two to be honest: the helper for the promise against the server, the
-    server for the promise against the helper. Together they see every update.
+    either aggregator the release has noise zC under replace-one adjacency, without amplification by sampling, because it sees the
+    cohort; against readers of the models it has noise √2·zC. The guarantee against the server needs an honest helper, and that
+    against the helper an honest server. If both collude, they see every update.
 
-    Every client clips its row and puts it on the lattice itself. A client's protection does not depend on the clipping of
-    others; the usefulness of the sum does.
+    Every client clips its own row and rounds it to the lattice. The privacy of a client does not depend on the clipping of other
+    clients; the accuracy of the sum does.
     """
 
     kind = "two-party"
@@ -64,7 +64,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
             return cls(**CentralGaussian.bound(replace(plain, noise_multiplier=z)).settings())
 
         mechanism = cls.with_noise(spec, make)
-        # Everybody may be drawn at once.
+        # With sampling, all clients may be drawn in one round.
         mechanism.check_headroom(math.ceil(spec.cohort / spec.sampling.rate))  # type: ignore[attr-defined]
         return mechanism
 
@@ -78,12 +78,12 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return len(self.sides) * super().noise_variance(denominator, count)
 
     def collect(self, report: Report) -> Sums:
-        """The sums by way of both aggregators; without noise they are those of a trusted server, bit for bit."""
+        """Compute the sums with masks, as two aggregators do; without noise they equal those of a trusted server bit for bit."""
         check_room(len(report.vector), self.clip, self._step)
         return self.from_units(masked_sum(self.units(report)), len(report.vector))
 
     def units(self, report: Report) -> Tensor:
-        """A client's row of whole numbers, [n, w] int64: vector, squared norm with `numerator="paper"`, shares of the votes."""
+        """Return the rows as integers, [n, w] int64: vector, squared norm (with `numerator="paper"`) and shares of the votes."""
         rows = clip(report.vector, self.clip).vectors
         vectors, squares = truncate(rows, self._step), self._squares(rows)
         columns = [vectors] if squares is None else [vectors, squares[:, None]]
@@ -97,16 +97,16 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
     def columns(self, dimension: int) -> int:
-        """How long a row is for a model of this dimension."""
+        """Return the length of a row for a model with `dimension` parameters."""
         return self.width(dimension) + self.scalars
 
     @property
     def scalars(self) -> int:
-        """Columns behind the vector's."""
+        """The number of columns after those of the vector."""
         return (self.numerator == "paper") + len(self.votes)
 
     def from_units(self, total: Tensor, count: int) -> Sums:
-        """The sums of `count` clients from the sum of their rows, [w] int64."""
+        """Convert the integer sum of `count` rows, [w] int64, to sums."""
         width = len(total) - self.scalars
         _, steps, _ = self._by_column(len(total), total.device)
         values = total.double() * steps
@@ -114,7 +114,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return Sums(values[:width], squares, values[len(total) - len(self.votes) :], count)
 
     def noise_units(self, columns: int, side: Side, noise: Noise, scalar_noise: Noise) -> Tensor:
-        """The noise that one aggregator adds to the sum of rows: whole numbers, [w] int64."""
+        """Draw the noise that one aggregator adds to the sum of rows, in lattice steps, [w] int64."""
         width = columns - self.scalars
         first, scalar = _ROWS[side]
         _, steps, deviations = self._by_column(columns)
@@ -129,18 +129,18 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return torch.cat([drawn(0, width, noise, first), *scalars])
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
-        """Both aggregators' noise; where they are two machines, each adds its own and the server calls `decode`."""
+        """Add the noise of every party (simulation); in a deployment each party adds its own, and the server calls `decode`."""
         total = self._to_units(sums)
         for side in self.sides:
             total = total + self.noise_units(len(total), side, noise, scalar_noise).to(total.device)
         return self.decode(total, sums.count, denominator)
 
     def decode(self, total: Tensor, count: int, denominator: float) -> Release:
-        """The release from the noisy sum of `count` clients' rows, [w] int64.
+        """Convert the noisy sum of the rows of `count` clients, [w] int64, to the release.
 
-        Raises `InputError` where a number is larger than honest rows and noise can make it: then some mask was not taken off,
-        because a seed was left out, was another one, or the answer is wrong. The chance that masks go unnoticed is below 2⁻¹⁰ in
-        every single coordinate.
+        Raises `InputError` if a number is larger than honest rows and noise can be: then a mask was not removed, because a seed
+        is missing or wrong, or the answer of the helper is wrong. A remaining mask goes unnoticed with probability below 2⁻¹⁰
+        in each coordinate.
         """
         self.check_headroom(count)
         require(
@@ -157,7 +157,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return self._released(noisy.vector / denominator, statistic, votes, self.noise_variance(denominator, count))
 
     def check_headroom(self, count: int) -> None:
-        """Raise `InputError` where the sum of `count` rows and the noise could reach 2⁵²."""
+        """Raise `InputError` if the sum of `count` rows and the noise could reach 2⁵²."""
         require(
             bool((self._most(self.columns(1), count) < 2.0**52).all()),
             f"the sum of {count} clients and two noises needs more than 52 bits on the lattice of secure noise; use more noise "
@@ -165,7 +165,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         )
 
     def _most(self, columns: int, count: int) -> Tensor:
-        """The largest value of every column: that of honest rows, and of noise that never happens."""
+        """Return the largest possible value of every column: honest rows plus `_FAR` standard deviations of noise."""
         bounds, steps, deviations = self._by_column(columns)
         most: Tensor = (count * bounds + len(self.sides) * _FAR * deviations) / steps
         return most
@@ -184,7 +184,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return units.to(torch.int64)
 
     def _by_column(self, columns: int, device: torch.device | None = None) -> tuple[Tensor, ...]:
-        """One client's bound, the lattice's step, and the deviation of one aggregator's noise in every column, [w] each."""
+        """Return for every column the bound of one client, the step of the lattice, and the noise of one aggregator, [w] each."""
         own = (self.clip, self._step, self.noise_multiplier * self.clip)
         extra = [(self.clip**2, self._square_step, self._square_noise)] if self.numerator == "paper" else []
         extra += [(MAX_SHARE, lattice_step(vote, self.noise_kind), vote.noise) for vote in self.votes]
@@ -194,10 +194,10 @@ class TwoPartyGaussian(SecureCentralGaussian):
 
 @dataclass(frozen=True)
 class OneSidedGaussian(TwoPartyGaussian):
-    """`TwoPartyGaussian` where only the helper adds noise: the noise of central privacy, for half of the promise.
+    """`TwoPartyGaussian` in which only the helper adds noise: as much as in central privacy, but no guarantee against the helper.
 
-    Formal guarantee: against the server and readers of the models the release has noise zC; who sees the cohort gains nothing by
-    sampling. Against the helper nothing is promised: it knows its own noise, and sees the models.
+    Formal guarantee: against the server and readers of the models the release has noise zC; sampling does not amplify against the
+    server, which sees the cohort. Nothing is guaranteed against the helper, which knows its own noise and sees the models.
     """
 
     kind = "two-party-one-sided"

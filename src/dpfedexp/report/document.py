@@ -20,7 +20,7 @@ from dpfedexp.files import replace_text
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text as it is shown; the first column names the row."""
+    """A table of text; the first column names the row."""
 
     title: str
     columns: Sequence[str]
@@ -30,7 +30,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """An expected result, and what was observed."""
+    """An expected result, and the observed one."""
 
     text: str
     seen: str
@@ -42,9 +42,9 @@ class Section:
     """One part of a report.
 
     Args:
-        command: what makes this section again.
-        configuration: name → TOML of the runs behind it.
-        privacy: name → the privacy statement of those runs.
+        command: the command that makes this section again.
+        configuration: name of a run → its settings as TOML.
+        privacy: name of a run → its privacy statement.
         data: the numbers behind the tables, for programs.
     """
 
@@ -75,7 +75,7 @@ class Section:
             raise InputError(f"the file {str(path)!r} is not a section of a report: {error}.") from None
 
     def save(self, folder: Path) -> list[Path]:
-        """Writes `<name>.json`, and every chart as PNG, SVG and PDF; returns the files."""
+        """Write `<name>.json`, and every chart as PNG, SVG and PDF; return the paths."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{self.name}.json"
@@ -85,7 +85,7 @@ class Section:
             raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
 
     def show(self, console: Console) -> None:
-        """Prints the section, without its charts."""
+        """Print the section, without its charts."""
         console.rule(f"[bold]{escape(self.title)}")
         for paragraph in self.text:
             console.print(escape(paragraph), highlight=False)
@@ -106,7 +106,7 @@ class Section:
 
 
 def wide() -> Console:
-    """The terminal; 140 columns where the output goes to a file or a pipe, so that tables stay whole."""
+    """Return a console; it has 140 columns if the output is a file or a pipe, so that tables are not wrapped."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
 

@@ -23,10 +23,10 @@ from dpfedexp.report.document import Section, Table
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What was read, and empty or None where the folder does not say.
+    """The content of the folder of a run; empty or None for what is missing.
 
-    `what` ran on what data, with how many clients and parameters (`sizes`), and what it promises, in words; `rounds` were planned;
-    `stopped` is why the run ended early.
+    In words: `what` is the algorithm and the data, `sizes` the numbers of clients and parameters, `promise` the ε, and `stopped`
+    the reason for an early end. `rounds` is the planned number of rounds.
     """
 
     name: str
@@ -43,14 +43,14 @@ class RunRecord:
     stopped: str = ""
 
     def title(self, promise: bool = True) -> str:
-        """One line; what is not known is left out."""
+        """Return one line about the run, without what is not known."""
         known = ", ".join(part for part in (self.sizes, self.promise if promise else "") if part)
         said = ": ".join(part for part in (self.what, known) if part)
         return f"{said}." if said else ""
 
     @property
     def failure(self) -> str | None:
-        """Why the run is of no use: it learned nothing, or a value is no number any more."""
+        """The reason why the run failed: it learned nothing, or a value is not finite; None if it did not fail."""
         dead = [advice.sentence for advice in self.advice if advice.code == "dead"]
         last = self.history[-1] if self.history else {}
         lost = [name_of(key) for key in (*self.metrics, "eta_g") if last.get(key, 0) is None]
@@ -69,12 +69,12 @@ class RunRecord:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run wrote the folder; one that was started with `checkpoint` alone has its rounds in the checkpoint."""
+    """Return whether the folder is that of a run; one that was started with `checkpoint` alone has only the checkpoint."""
     return (folder / METRICS).is_file() or (folder / CHECKPOINT).is_file()
 
 
 def read_run(folder: Path) -> RunRecord:
-    """What the folder of a run says, of one that was cut off too."""
+    """Read the folder of a run, also of an interrupted one."""
     history, statement = read_history(folder), _read_statement(folder)
     epsilon = None if statement is None else statement.get("epsilon_total")
     privacy, configuration = (read_text(folder / name, optional=True) for name in (STATEMENT_TEXT, CONFIG))
@@ -119,7 +119,7 @@ def _promise(statement: dict[str, Any] | None, history: list[dict[str, Any]]) ->
 
 
 def run_section(run: RunRecord, chart: str = "run") -> Section:
-    """One run: its metrics, step size, clip and ε over rounds, its privacy statement and its configuration."""
+    """Return the section of one run: metrics, step size, clip and ε over rounds, privacy statement and configuration."""
     varying = [key for key in (*STEERING, "epsilon_total") if len(set(over_rounds(run.history, key, "").y)) > 1]
     panels = run_panels(run.history, [*run.metrics, *varying])
     rows = [[name_of(key), run.last(key)] for key in (*run.metrics, *STEERING, "epsilon_total") if run.last(key) != "–"]
@@ -145,7 +145,7 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
 
 
 def runs_section(runs: Sequence[RunRecord]) -> Section:
-    """Several runs side by side."""
+    """Return the section that compares several runs."""
     metrics = list(dict.fromkeys(key for run in runs for key in run.metrics))
     panels = [
         Panel(name_of(key), "round", name_of(key), [over_rounds(run.history, key, run.name) for run in runs])
@@ -176,7 +176,7 @@ HEADS = {
     "demo": ("DP-FedEXP at a glance", "Client-level private federated learning with an adaptive server step size."),
     "sweep": ("A sweep", "Many settings on the same clients, and what trying them costs."),
 }
-"""Title and subtitle of a page with this one section."""
+"""The title and subtitle of a page that has only this section."""
 
 
 @dataclass(frozen=True)
@@ -189,13 +189,13 @@ class Page:
 
 
 def report(folder: Path, *, title: str = "", order: Sequence[str] = (), command: str = "") -> Path:
-    """Writes `folder/report.html` and returns its path.
+    """Write `folder/report.html` and return its path.
 
     Args:
-        folder: of a run, of several, or of saved sections.
-        title: of a page of saved sections; by default what made them, or the folder's name.
+        folder: the folder of a run, of several runs, or of saved sections.
+        title: the title of a page of saved sections; by default that of their command, or the name of the folder.
         order: names of saved sections that come first, in this order.
-        command: what writes the page again.
+        command: the command that writes the page again.
     """
     if not folder.is_dir():
         raise InputError(f"the folder {str(folder)!r} does not exist; name one that a run, a demo or `paper` wrote.")
@@ -208,7 +208,7 @@ def report(folder: Path, *, title: str = "", order: Sequence[str] = (), command:
 
 
 def render(page: Page, folder: Path) -> str:
-    """The page as HTML. Files of figures that lie in `folder` are linked."""
+    """Return the page as HTML, with links to the figure files in `folder`."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["numeric"] = lambda text: bool(NUMERIC.match(text))
     here = files("dpfedexp.report")
@@ -217,7 +217,7 @@ def render(page: Page, folder: Path) -> str:
     )
 
     def panel_json(panel: Panel) -> str:
-        """What the page's script draws; numbers that are not finite are null."""
+        """Return the data of a panel for the script of the page; numbers that are not finite are null."""
         return json.dumps(finite({**asdict(panel), "slots": panel.slots}), ensure_ascii=False)
 
     return environment.from_string(template).render(
@@ -233,7 +233,7 @@ def render(page: Page, folder: Path) -> str:
 
 
 def excerpt(panel: Panel) -> tuple[list[str], list[list[str]]]:
-    """The values of a panel as a small table, for readers without a pointer or a screen: columns, rows."""
+    """Return the columns and rows of a small table of a panel's values, for readers who can't use the chart."""
     xs = sorted({x for s in panel.series for x in s.x})
     if len(xs) > SHOWN_ROWS:
         xs = [xs[round(i * (len(xs) - 1) / (SHOWN_ROWS - 1))] for i in range(SHOWN_ROWS)]
@@ -268,7 +268,7 @@ def _page(folder: Path, title: str, order: Sequence[str]) -> Page:
 
 
 def saved_sections(folder: Path, order: Sequence[str] = ()) -> list[Section]:
-    """The sections that a command left in a folder as JSON: those in `order` first, the others by name."""
+    """Read the sections that a command saved in a folder as JSON: those in `order` first, the others by name."""
     sections = [Section.read(path) for path in sorted(folder.glob("*.json")) if _is_section(path)]
     first = {name: number for number, name in enumerate(order)}
     return sorted(sections, key=lambda section: first.get(section.name, len(first)))
