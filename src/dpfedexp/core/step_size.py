@@ -23,7 +23,7 @@ Rule = Callable[[Release], float]
 Memory = dict[str, Tensor]
 """State from round to round, by name. It is in the checkpoint, so it may depend on released values only."""
 Step = Literal["safe", "paper"]
-""""safe" caps the step size by the progress that the releases show; "paper" takes the value of the paper's rule."""
+"""The step size: "safe" caps it by the progress that the releases show, "paper" takes the value of the paper's rule."""
 
 
 @runtime_checkable
