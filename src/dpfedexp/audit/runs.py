@@ -368,7 +368,7 @@ def _grid(signs: Tensor) -> Any:
 
 
 CANARY_DELTA = 1e-9
-"""The δ of the run's claim. With 1,000 canaries the (ε, δ) test's failure probability is at least 5δ: a usual δ proves nothing."""
+"""The δ of the run's claim. With 1,000 canaries the (ε, δ) test has a failure probability of about 5δ: a usual δ proves nothing."""
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Fractions of the canaries that the attacker guesses; each fraction uses a part of the failure probability."""

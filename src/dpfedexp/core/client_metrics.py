@@ -44,7 +44,7 @@ _LARGEST_SCORE, _NEAR = 8.0, 0.25
 class ClientMetrics:
     """The metrics that every client measures.
 
-    Formal guarantee: a client's vector has a norm of at most ½ for any data, the bound that `Mechanism.asking` requires. So one
+    Formal guarantee: a client's vector has a norm of at most ½ for any data, the bound to which `Mechanism.asking` clips. So one
     client changes a mean that is computed from the sum by at most the metric's range over the number of clients, times a constant
     of this file.
 
