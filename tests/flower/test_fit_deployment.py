@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpfedexp import Federation, Run, fit
+from dpfedexp import Evaluation, Federation, Run, fit
 from dpfedexp.algorithms.probe import CLIP, RATE
 from dpfedexp.config import parse
 from dpfedexp.core.client_metrics import NORMAL_95
@@ -180,15 +180,15 @@ def test_ten_nodes_choose_what_one_machine_chooses_for_the_same_clients(tmp_path
             assert done.returncode == 0, done.stdout + done.stderr
             deployed = Run.load(tmp_path / kind, model=task["build_model"]())
 
-            given = {"epsilon": 8, "rounds": ROUNDS, "evaluate": "clients", "held_out": HELD_OUT}
-            simulated = fit(model, clients, **given, secure=True)
+            evaluate = Evaluation("clients", held_out=HELD_OUT)
+            simulated = fit(model, clients, epsilon=8, rounds=ROUNDS, evaluate=evaluate, secure=True)
             assert charged(deployed) == charged(simulated), "the same noise in the same votes, rounds and measurements"
-            assert len(charged(deployed)) == 2 + 2 * ROUNDS
             for name in ("epsilon_total", "delta", "rounds", "algorithm", "clients", "adjacency"):
                 assert getattr(deployed.privacy, name) == getattr(simulated.privacy, name), name
             assert deployed.privacy.epsilon_total == pytest.approx(8.0, abs=1e-3)
 
             votes = Votes.of(model, clients)
+            assert len(charged(deployed)) == 2 + 2 * ROUNDS + len(votes.engine.probe.scale_rounds)
             mean, deviation = votes.drawn(RATE, PRIOR_RATE)
             stands_out = abs(mean - math.log10(PRIOR_RATE)) > 2 * DEVIATIONS * deviation
             assert stands_out == (kind == "many"), "the rate of 200 clients is theirs and not the prior's"

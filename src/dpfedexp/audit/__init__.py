@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dpfedexp.lazy import lazy_names
 
 QUICK_SAMPLES, USUAL_SAMPLES = 50_000, 400_000
-"""Releases of each input that the whole audit draws, with `--quick` and without."""
+"""How many releases of each input the whole audit draws, with `--quick` and without."""
 
 if TYPE_CHECKING:
     from dpfedexp.audit.bounds import LowerBound as LowerBound

@@ -1,11 +1,11 @@
-"""From samples of a statistic under two neighboring inputs to a lower bound on ε, and what an attack or chance can show.
+"""Lower bounds on ε from samples of a statistic under two neighboring inputs, the power of attacks, and limits of chance.
 
 If a release is (ε, δ)-DP, every test has true positive rate ≤ e^ε·(false positive rate) + δ. So a test with rates t and f proves
 ε ≥ log((t − δ)/f). The threshold of the test is chosen on one half of the samples and its rates are bounded on the other
 (Clopper–Pearson), so the choice costs no confidence. The same rates prove μ ≥ Φ⁻¹(t) − Φ⁻¹(f) for a release claimed to be μ-GDP.
 
-The power of an attack is what it would prove if the claim were exactly tight. The law of the statistic is then known, so the rates
-of every threshold test are; rounded to whole numbers of samples and bounded like measured ones they give the bound to expect.
+The power of an attack is the bound that it would prove if the claim were exactly tight. The law of the statistic is then known, and
+so are the rates of every threshold test; rounded to whole numbers of samples and bounded like measured rates they give the power.
 """
 
 import math
@@ -28,7 +28,7 @@ Score = Callable[[Floats, Floats], Floats]
 @checked
 @dataclass(frozen=True)
 class LowerBound:
-    """What was proven, by a test with these rates: true positives at least `tpr`, false positives at most `fpr`."""
+    """A proven lower bound on ε or μ, and the rates of its test: true positives at least `tpr`, false positives at most `fpr`."""
 
     value: float
     tpr: float
@@ -36,7 +36,7 @@ class LowerBound:
 
 
 def rate_at_least(successes: Floats, trials: int, failure: float) -> Floats:
-    """Clopper–Pearson: the rate is at least this, but for probability `failure`."""
+    """Clopper–Pearson: a lower bound on the rate, which is wrong with probability at most `failure`."""
     safe = np.maximum(successes, 1)
     return np.where(successes > 0, betaincinv(safe, trials - safe + 1, failure), 0.0)
 
@@ -46,7 +46,7 @@ def rate_at_most(successes: Floats, trials: int, failure: float) -> Floats:
 
 
 def interval(successes: float, trials: int, failure: float) -> tuple[float, float]:
-    """The rate is between these, but for probability `failure`."""
+    """Clopper–Pearson: lower and upper bound on the rate, which are wrong with probability at most `failure`."""
     count = np.array(successes)
     return float(rate_at_least(count, trials, failure / 2)), float(rate_at_most(count, trials, failure / 2))
 
@@ -68,16 +68,16 @@ def mu_score(tpr: Floats, fpr: Floats) -> Floats:
 
 @checked
 def lower_bound(here: Floats, there: Floats, score: Score, confidence: float) -> LowerBound:
-    """What samples of a statistic under two neighboring inputs prove.
+    """Compute the lower bound that samples of a statistic under two neighboring inputs prove.
 
-    The best of all tests {statistic ≥ threshold} between the two laws, either way round: chosen on one half of the samples, proven
-    on the other.
+    It is the best of all tests {statistic ≥ threshold} or {statistic ≤ threshold} for either input against the other: the test is
+    chosen on one half of the samples, its bound is proven on the other.
     """
     failure = (1.0 - confidence) / 2.0
     tests = []
     for first, second in ((here, there), (there, here), (-here, -there), (-there, -here)):
         pooled = np.concatenate([first[::2], second[::2]])
-        # Far quantiles too: rare events are where a strong claim is tested.
+        # Far quantiles too: a test of a large ε needs rare events.
         tail = np.geomspace(1.0 / len(pooled), 0.5, 64)
         thresholds = np.quantile(pooled, np.concatenate([tail, 1.0 - tail]))
         scores = score(*_rates(first[::2], second[::2], thresholds, failure))
@@ -88,7 +88,7 @@ def lower_bound(here: Floats, there: Floats, score: Score, confidence: float) ->
 
 
 def _rates(first: Floats, second: Floats, thresholds: Floats, failure: float) -> tuple[Floats, Floats]:
-    """The rate of {statistic ≥ threshold}: at least under the first, at most under the second."""
+    """The rates of {statistic ≥ threshold}: a lower bound under the first input, an upper bound under the second."""
     hits, alarms = (len(x) - np.searchsorted(np.sort(x), thresholds, side="left") for x in (first, second))
     return (
         rate_at_least(hits.astype(np.float64), len(first), failure),
@@ -98,7 +98,7 @@ def _rates(first: Floats, second: Floats, thresholds: Floats, failure: float) ->
 
 @dataclass(frozen=True)
 class Power:
-    """What an attack proves against a tight claim: the expected bound, and one that is reached almost surely."""
+    """The bounds that an attack proves against a tight claim: the expected bound, and one that is reached almost surely."""
 
     expected: float
     minimum: float
@@ -113,13 +113,13 @@ class Result:
     """The result of an attack: the measured bound, the claim that it must not exceed, and the power of the attack.
 
     Args:
-        lower: what was proven: a lower bound on ε or μ, or the size of an effect that ought not to be there.
-        claim: what it must not exceed: the accountant's figure, or the limit of an effect that chance explains.
-        unit: what both are: "ε at δ = 0.01", "μ", "largest correlation".
-        power: what the attack would have proven at this sample size, were the claim exactly tight, and the least of it.
-        detects: for an effect that ought not to be there: the smallest one that would have been noticed, in words.
-        one_sided: stated in advance: the attack is known to reach little, so reaching little says nothing.
-        skipped: why nothing was measured; empty where something was.
+        lower: the measured value: a proven lower bound on ε or μ, or the size of an effect that should not exist.
+        claim: the limit of `lower`: the accountant's figure, or the largest effect that chance explains.
+        unit: the unit of `lower` and `claim`: "ε at δ = 0.01", "μ", "largest correlation".
+        power: the bounds that the attack would have proven at this sample size if the claim were exactly tight.
+        detects: for an effect that should not exist: the smallest effect that would have been noticed, in words.
+        one_sided: whether the attack is known in advance to reach little, so that a small bound is no failure.
+        skipped: why nothing was measured; empty if something was.
         detail: what was done, in a few words.
     """
 
@@ -137,7 +137,7 @@ class Result:
 
     @property
     def outcome(self) -> Outcome:
-        """A relative 1e-9 is for the rounding of claims that are exact. Without a statement of power there is none."""
+        """The verdict. Claims that are exact get a relative tolerance of 1e-9; a result without stated power has no power."""
         if self.skipped:
             return "not audited"
         if not self.lower <= self.claim * (1.0 + 1e-9):
@@ -148,7 +148,7 @@ class Result:
 
     @property
     def fails(self) -> bool:
-        """Whether the audit as a whole must fail because of this."""
+        """Whether this result makes the whole audit fail."""
         return self.outcome in ("BROKEN", "NO POWER")
 
     @property
@@ -157,7 +157,7 @@ class Result:
 
     @property
     def power_text(self) -> str:
-        """What the attack could have shown, in words."""
+        """The power of the attack, or the effect that it would have detected, as text."""
         if self.skipped:
             return ""
         if self.power is None:
@@ -165,7 +165,7 @@ class Result:
         return f"{self.power.expected:.4f}" + (" (one-sided)" if self.one_sided else f", ≥ {self.power.minimum:.4f}")
 
     def to_json(self) -> dict[str, Any]:
-        """For programs: numbers that JSON has no word for are null."""
+        """The result as a JSON object; infinite and NaN values are null."""
         found: dict[str, Any] = finite(
             asdict(self) | {"outcome": self.outcome, "holds": self.holds, "power_text": self.power_text}
         )
@@ -178,14 +178,14 @@ def skip(kind: str, name: str, why: str) -> Result:
 
 
 _UNLUCKY = 1e-9
-"""How often the counts of a test are worse than those that `Power.minimum` rests on."""
+"""The probability that the counts of a test are worse than those behind `Power.minimum`."""
 
 _CHOICE = 0.6
-"""What is left of the best test's bound where the threshold was chosen on few samples."""
+"""The share of the best test's bound that remains if the threshold was chosen on few samples."""
 
 
 def power_of_tests(tpr: Floats, fpr: Floats, samples: tuple[int, int], score: Score, confidence: float) -> Power:
-    """Of the best of tests with these rates, on the half of the samples that proves."""
+    """The power of the best of tests with these rates, on the half of the samples that proves the bound."""
     first, second = (max(1, n // 2) for n in samples)
     failure = (1.0 - confidence) / 2.0
 
@@ -199,16 +199,16 @@ def power_of_tests(tpr: Floats, fpr: Floats, samples: tuple[int, int], score: Sc
 
 
 def power_of_shift(mu: float, samples: tuple[int, int], score: Score, confidence: float) -> Power:
-    """Of a mean shift of μ noise deviations."""
+    """The power of an attack on a mean that shifts by μ standard deviations of the noise."""
     return power_of_sampling(mu, 1.0, 1, samples, score, confidence)
 
 
 def power_of_sampling(
     mu: float, rate: float, rounds: int, samples: tuple[int, int], score: Score, confidence: float
 ) -> Power:
-    """Of the mean over some rounds of a client who is drawn for each at `rate` and then shifts it by ±μ/2.
+    """The power of an attack on the mean over rounds of a client that is drawn in each at `rate` and then shifts it by ±μ/2.
 
-    The law is a mixture over how often the client was drawn.
+    The statistic's law is a mixture over how often the client was drawn.
     """
     drawn = np.arange(rounds + 1)
     weights = binom.pmf(drawn, rounds, rate)[:, None]
@@ -220,12 +220,12 @@ def power_of_sampling(
 
 
 def chance_failure(confidence: float) -> float:
-    """The failure probability of a limit of chance: a hundredth of a bound's, because limits are tight, and there are many."""
+    """The failure probability of a limit of chance: a hundredth of a bound's, because such limits are tight and there are many."""
     return (1.0 - confidence) / 100.0
 
 
 def largest_correlation(rows: Floats) -> float:
-    """The largest |correlation| of two rows, one of them shifted around by any number of places (not by none against itself)."""
+    """The largest |correlation| of two rows, one of them rotated by any number of places; a row against itself only if rotated."""
     centered = rows - rows.mean(1, keepdims=True)
     norms = np.linalg.norm(centered, axis=1, keepdims=True)
     if not bool((norms > 0).all()):
@@ -240,20 +240,20 @@ def largest_correlation(rows: Floats) -> float:
 
 
 def correlation_limit(rows: int, length: int, failure: float) -> float:
-    """What independent normal rows exceed with probability at most `failure`."""
+    """The limit that `largest_correlation` of independent normal rows exceeds with probability at most `failure`."""
     # One correlation exceeds t with probability at most (1 − t²)^(n/2): for two rows this is the tail of a point on a sphere, for a
-    # row against itself shifted it is Chernoff's bound, whose eigenvalues are the cosines. The mean taken out costs a dimension.
+    # row against its rotation it is Chernoff's bound, whose eigenvalues are the cosines. Removing the mean costs one dimension.
     tests = rows * (rows + 1) / 2 * length
     return math.sqrt(-math.expm1(2.0 * math.log(failure / (2.0 * tests)) / (length - 3)))
 
 
 def distance_limit(samples: int, failure: float) -> float:
-    """Of an empirical distribution function from the true one (Dvoretzky, Kiefer, Wolfowitz; Massart's constant)."""
+    """The limit of `distance` for samples of the true law (Dvoretzky, Kiefer, Wolfowitz; Massart's constant)."""
     return math.sqrt(math.log(2.0 / failure) / (2.0 * samples))
 
 
 def distance(uniforms: Floats) -> float:
-    """The largest distance of the samples' distribution function from that of the uniform law."""
+    """The largest distance of the samples' empirical distribution function from that of the uniform law."""
     ordered = np.sort(uniforms)
     steps = np.arange(len(ordered) + 1) / len(ordered)
     return float(max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))

@@ -1,8 +1,8 @@
 """The isolation audit: a client's row is a function of the released model, its own data, its own stream and public numbers.
 
-Secure sums are exact, so the sum of the others, with and without another data set in the client's place, must agree bit for bit. A
-network that amplifies the last bit of every step makes the smallest dependence large. Modules that remember what they saw must be
-refused by a secure run, or neither the others' sum nor what the evaluation shows at fixed parameters may depend on a client's data.
+Secure sums are exact, so the sum of the other clients must be the same, bit for bit, when one client's data are replaced. A network
+that amplifies the last bit of every step makes the smallest dependence large. A secure run must refuse modules that keep state from
+batches; if it accepts one, neither the others' sum nor an evaluation at fixed parameters may depend on a client's data.
 """
 
 import warnings
@@ -29,13 +29,13 @@ from dpfedexp.trainers.select import trainer_names
 
 KIND = "isolation"
 CLIENTS, LARGEST, OUTSIZE = 16, 12, 60
-"""Clients hold up to LARGEST examples; the one that is replaced holds OUTSIZE in one of its versions."""
+"""Clients hold up to LARGEST examples; the client that is replaced holds OUTSIZE in one of its versions."""
 
 
 def audit_isolation(seed: int, *, trainers: tuple[str, ...] | None = None, steps: int = 40) -> list[Result]:
-    """Every trainer that a secure run may use on this machine, with whole data sets and with batches."""
+    """Audit every trainer that a secure run may use on this machine, with whole data sets and with batches."""
     federations = [_federation(seed, own) for own in (5, OUTSIZE, 1)]
-    # Shapes that follow from public numbers, by a batch size or by a bound on the examples; and clients one by one.
+    # Shapes from public numbers, by a batch size or by a bound on the examples; and clients computed one by one.
     work = {
         "batches": Sgd(lr=3.0, steps=steps, batch_size=8),
         "whole data sets": Sgd(lr=3.0, steps=steps, max_examples=2 * LARGEST),
@@ -44,13 +44,13 @@ def audit_isolation(seed: int, *, trainers: tuple[str, ...] | None = None, steps
     found = []
     for name in trainers or trainer_names():
         results = [_audit(f"trainer {name!r}, {how}", name, local, federations, seed) for how, local in work.items()]
-        # A trainer that is not to be had at all is one line.
+        # A trainer that is not available at all gets one line.
         found += [result for result in results if not result.skipped] or [replace(results[0], name=f"trainer {name!r}")]
     return found
 
 
 def _federation(seed: int, own: int) -> Federation:
-    """The first client holds `own` examples; all others are the same in every version."""
+    """A federation whose first client holds `own` examples; all other clients are the same for every `own`."""
 
     def data(size: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
         return torch.randn(size, 6, generator=chance), torch.randint(0, 3, (size,), generator=chance)
@@ -75,7 +75,7 @@ def _audit(name: str, trainer: str, local: Sgd, federations: list[Federation], s
     others, own = ([pair[n] for pair in sums] for n in (0, 1))
     moved = max(float((one - others[0]).norm()) for one in others[1:])
     reference = min(float((one - own[0]).norm()) for one in own[1:])
-    # The client's own row must move, else nothing was replaced.
+    # The client's own row must change, otherwise its data were not replaced.
     detects = f"any bit (own row: {reference:.2f})" if reference > 0 else ""
     return Result(KIND, name, unit, moved, 0.0, 1.0, f"{CLIENTS} clients, one replaced twice", detects=detects)
 
@@ -83,10 +83,10 @@ def _audit(name: str, trainer: str, local: Sgd, federations: list[Federation], s
 def others_and_own(
     model: nn.Module, federation: Federation, local: Sgd, trainer: str, seed: int, clip: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The others' part of the cohort's secure sum, and the first client's own, in units of the clip."""
+    """The secure sum of all clients but the first, and the first client's own row, in units of the clip."""
     algorithm, how = dp_fedavg(clip=clip, noise_multiplier=1.0), Execution(trainer=trainer, seed=seed)
     engine, _ = prepare(model, federation, algorithm, local=local, rounds=1, execution=how, secure=True)
-    # A secure run draws its shuffles anew; two runs can be compared only with the same ones.
+    # A secure run draws new shuffles; two runs can be compared only with the same shuffles.
     cohort = replace(engine.cohort, streams=Streams(seed))  # type: ignore[type-var]
     request = Request(UPDATE, 1, engine.begin(), engine.mechanism)
 
@@ -103,7 +103,7 @@ _STEPS = Sgd(lr=0.1, steps=3, batch_size=4)
 
 
 class RunningMean(nn.Module):
-    """Subtracts a mean of everything that it has seen, kept in a buffer."""
+    """A module that subtracts a running mean of its inputs, kept in a buffer."""
 
     mean: Tensor
 
@@ -119,7 +119,7 @@ class RunningMean(nn.Module):
 
 
 class LastBatchMemory(nn.Module):
-    """Adds the mean of the last batch that it saw, kept in a plain attribute that no list of buffers shows."""
+    """A module that adds the mean of its last batch, kept in a plain attribute that is not among its buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def audit_module(name: str, make: Callable[[], nn.Module], seed: int) -> list[Re
     pair = [_small_federation(seed, value) for value in (1.0, -3.0)]
 
     def others_move() -> float:
-        """How far the others' exact secure sum moves with the first client's data. A short run first: it may refuse on the way."""
+        """How far the others' exact secure sum moves with the first client's data. A short run first, which may be refused."""
         metric_of(make(), pair[0])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -184,17 +184,17 @@ def audit_module(name: str, make: Callable[[], nn.Module], seed: int) -> list[Re
         except InputError as reason:
             moved, seen, detail = 0.0, "any bit", f"refused: {reason}"
             if name == "a module without state":
-                # A library that refuses everything would pass this audit, so a refusal needs a reason.
+                # A library that refuses every module would pass this audit; a module without state must be accepted.
                 moved, detail = 1.0, f"refused without a reason: {reason}"
         except Exception as error:
-            # Nothing was released, but nothing was measured either.
+            # Nothing was released, but nothing was measured either, so the result has no power.
             moved, seen, detail = 0.0, "", f"stopped by {type(error).__name__}: {str(error)[:80]}"
         found.append(Result(KIND, name, unit, moved, 0.0, 1.0, detail, detects=seen))
     return found
 
 
 def _small_federation(seed: int, value: float) -> Federation:
-    """Twelve clients of four examples; only the first one's values differ."""
+    """Twelve clients with four examples each; only the first client's inputs depend on `value`."""
     chance = torch.Generator().manual_seed(seed)
     clients = []
     for i in range(12):
@@ -204,7 +204,7 @@ def _small_federation(seed: int, value: float) -> Federation:
 
 
 def metric_of(model: nn.Module, federation: Federation) -> float:
-    """What the evaluation of a secure run shows, after setting all parameters to the same values: so no noise is in it."""
+    """A secure run's evaluation metric, measured with all parameters set to fixed values, so that it contains no noise."""
     probe = torch.linspace(-1.0, 1.0, 8 * WIDTH).reshape(8, WIDTH)
 
     def evaluate(module: nn.Module) -> dict[str, float]:

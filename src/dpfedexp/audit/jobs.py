@@ -20,7 +20,7 @@ from dpfedexp.trainers.select import trainer_names
 
 @dataclass(frozen=True)
 class Job:
-    """Some checks, and about how many seconds they take."""
+    """A part of the audit: a function that returns its results, and about how many seconds it takes."""
 
     name: str
     seconds: float
@@ -28,7 +28,7 @@ class Job:
 
 
 def all_jobs(samples: int, seed: int, confidence: float) -> list[Job]:
-    """The whole audit; more samples are also more rounds, canaries and keys."""
+    """The jobs of the whole audit; more samples also mean more rounds, canaries and keys."""
     more = samples > QUICK_SAMPLES
     jobs = [
         Job("Flower", 25, partial(audit_flower, seed, confidence, rounds=64 if more else 32)),
@@ -49,14 +49,14 @@ def all_jobs(samples: int, seed: int, confidence: float) -> list[Job]:
     ]
     jobs += [Job(case.name, 1, partial(audit_mechanism, case, samples, seed, confidence)) for case in standard_cases()]
     for dimension, rule in product((3, 237, 5046), GAMMAS):
-        size = min(samples, 2_000_000 // dimension)  # reports, so that all their coordinates fit into memory
+        size = min(samples, 2_000_000 // dimension)  # the coordinates of all reports must fit into memory
         mechanism = PrivUnit(0.3, dimension, gamma=rule)
         jobs.append(Job(f"density {dimension}", 0.3, partial(audit_density, mechanism, size, seed, confidence)))
     return jobs
 
 
 def run_job(job: Job) -> list[Result]:
-    """The job on one thread, without the warnings of numerical libraries about runs with hardly any noise."""
+    """Run a job on one thread, without the warnings of numerical libraries about runs with hardly any noise."""
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

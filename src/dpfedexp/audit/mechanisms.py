@@ -1,12 +1,12 @@
 """The mechanism audit: two worst-case neighboring inputs, many releases of each, and the best test between them.
 
-The attacker sees everything that a release shows (or, in the local setting, that a client and its neighbors send) and knows every
-other client. A linear discriminant, fitted on one half of the samples, finds the best direction also where noises are not what they
-should be; the other half proves the bound. A report that is ε-DP by itself is attacked with the likelihood ratio that its mechanism
-claims, and with one that is learned from a histogram; PrivUnit also by its densities, integrated anew, and by its sampler's law.
+The attacker sees everything that a release contains (in the local setting, what a client and its neighbors send) and knows every
+other client. A linear discriminant, fitted on one half of the samples, finds the best direction even if the noises are not what
+they should be; the other half proves the bound. A report that is ε-DP by itself is attacked with the likelihood ratio that its
+mechanism claims, and with one learned from a histogram; PrivUnit also by integrating its densities, and by its sampler's law.
 
-A guarantee rests on noise that is new for every coordinate, client, purpose, round, run and process, and that has the law it says:
-`audit_noise` looks at the seeded streams and at the system's ChaCha20 as such.
+A guarantee needs noise that is new for every coordinate, client, purpose, round, run and process, and that has the stated law:
+`audit_noise` tests the seeded streams and the system's ChaCha20 for that.
 """
 
 import math
@@ -34,7 +34,7 @@ from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivU
 from dpfedexp.mechanisms.base import Numerator
 
 DIMENSION = 8
-"""Enough coordinates for noise that is repeated after a few of them to be in the covariance."""
+"""Enough coordinates for the covariance to show noise that repeats after a few coordinates."""
 GAMMAS: tuple[GammaRule, ...] = ("exact", "paper", "optimal")
 RULES: dict[Numerator | None, str] = {
     None: "",
@@ -43,7 +43,7 @@ RULES: dict[Numerator | None, str] = {
     "naive": ", naive rule",
 }
 _HOSTILE = 8.0
-"""Clients of the central setting send reports this many times too long: the server must not trust their clipping."""
+"""Clients in the central setting send reports this many times too long: the server must not rely on their clipping."""
 
 
 @checked
@@ -51,8 +51,8 @@ _HOSTILE = 8.0
 class Case:
     """A mechanism, and two neighboring inputs that differ in the last client.
 
-    For central mechanisms these are the rows that the clients send, for local ones a client's own update. `votes` holds what the
-    last client sends for every vote in both; the others send ½, and an absent client nothing. `denominator` is public.
+    `here` and `there` are the rows that clients send to a central mechanism, or one client's own update for a local one. `votes` is
+    the last client's value of every vote in both inputs; the others send ½, an absent client nothing. `denominator` is public.
     """
 
     name: str
@@ -68,11 +68,11 @@ class Case:
 
 
 def standard_cases() -> list[Case]:
-    """Every mechanism with every rule, plain and secure. All claim about μ = 1 a round, which ten thousand samples can tell."""
+    """Every mechanism with every rule, plain and secure. All claim about μ = 1 per round, which ten thousand samples can test."""
     c, z = 0.5, 2.0
     plain = _central_cases(c, z)
     plain += [Case(f"local Gaussian{named}", LocalGaussian(c, z, r), _row(c), _row(-c)) for r, named in RULES.items()]
-    # A client at the clip beside one with hardly any update and the opposite direction: both halves of a report differ most.
+    # A client at the clip against one with nearly no update in the opposite direction: both parts of a report differ most.
     for gamma in GAMMAS:
         mechanism = PrivUnit(c, DIMENSION, 1.0, 1.0, 1.0, gamma=gamma)
         plain.append(Case(f"PrivUnit, {gamma} γ", mechanism, _row(c), _row(-1e-7 * c)))
@@ -87,7 +87,7 @@ def standard_cases() -> list[Case]:
 def _central_cases(c: float, z: float) -> list[Case]:
     ahead = _row(c * _HOSTILE)
     lifted = torch.cat([ahead, torch.zeros(1, 1)], dim=1)
-    # The free rule's own coordinate, which a hostile client may fill with anything.
+    # The free rule's own coordinate, which a hostile client may set to anything.
     pole = lifted.flip(1)
     free = CentralGaussian(c, z, numerator="free")
     counted = CentralGaussian(c, 2.8, numerator="free", votes=(within_clip_vote(1.4),))
@@ -118,20 +118,20 @@ def _row(value: float) -> Tensor:
 
 
 def _neighbors(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Two known clients, and the one that is replaced."""
+    """Two neighboring inputs: two known clients, and a third that is replaced."""
     known = torch.zeros(2, one.shape[1])
     known[:, -1] = 0.1
     return torch.cat([known, one]), torch.cat([known, other])
 
 
 def _absent(row: Tensor) -> tuple[Tensor, Tensor]:
-    """The client takes part, or does not; the others all point the other way, which shows a denominator that counts them."""
+    """Two inputs, with and without the last client; the others point the other way, to expose a denominator that counts clients."""
     known = -row.expand(4, -1)
     return torch.cat([known, row]), known
 
 
 def _paper(c: float, z: float) -> tuple[Mechanism, Tensor, Tensor]:
-    """The pair of `joint_mu` where the scalar counts: antiparallel, with norms C and bC."""
+    """The mechanism and the worst pair of `joint_mu` where the scalar matters: antiparallel, with norms C and bC."""
     scalar = 1.0
     rho = (z / scalar) ** 2
     require(
@@ -144,20 +144,20 @@ def _paper(c: float, z: float) -> tuple[Mechanism, Tensor, Tensor]:
 
 
 CHECKED = 1000
-"""Releases that must be the affine function of their draws that was read off, before the others are computed from it."""
+"""How many releases must match the affine function of their draws before the other samples are computed from that function."""
 
 FEW_RELEASES = 5000
 NEIGHBORS = 2
-"""Other clients of a local sample's chunk: the attacker knows their updates, and so sees their noise."""
+"""Other clients in the chunk of a local sample: the attacker knows their updates, and so sees their noise."""
 
 
 def affordable(count: int) -> int:
-    """How many samples are taken where each is a release of its own, which takes some thousand times as long."""
+    """The number of samples if each needs a release of its own, which takes some thousand times as long."""
     return min(count, FEW_RELEASES + count // 25)
 
 
 def samples_of(case: Case, count: int, seed: int, there: bool) -> Floats:
-    """Samples of `count` releases for one of the two inputs; fewer where releases are slow."""
+    """Draw `count` samples of the release for one of the two inputs; fewer if releases are slow."""
     rows = case.there if there else case.here
     if case.mechanism.is_local:
         return _local(case.mechanism, rows, count, _streams(case.secure, seed + there))
@@ -173,7 +173,7 @@ def _streams(secure: bool, seed: int) -> Streams | SystemStreams:
 
 
 class FixedDraws:
-    """One round's draws of one purpose; like a keyed stream, it gives the same draws when asked twice."""
+    """The draws of one purpose in one round; like a keyed stream, it returns the same draws when called twice."""
 
     def __init__(self) -> None:
         self.row = torch.zeros(0)
@@ -186,14 +186,14 @@ class FixedDraws:
 
 
 class _Uniforms(Exception):
-    """A release draws uniforms, so it is no affine function of normal draws."""
+    """Raised if a release draws uniforms, so that it is not an affine function of normal draws."""
 
 
 def _central(case: Case, sums: Sums, count: int, seed: int) -> Floats:
-    """What `release` shows, round after round, for the same sums.
+    """Samples of what `release` publishes for the same sums.
 
-    A plain release is an affine function of its draws. Where that is seen in a thousand releases, the function is read off from one
-    release per draw and the other samples are computed from it; where it is not, as on a grid, every sample is a release.
+    A plain release is an affine function of its draws. If a thousand releases confirm that, the function is computed from one
+    release per draw and gives the other samples; if they do not, as on a lattice, every sample is a release.
     """
 
     def one_by_one() -> Floats:
@@ -234,7 +234,7 @@ def _shown(release: Release) -> list[float]:
 
 
 def _local(mechanism: Mechanism, row: Tensor, count: int, streams: Streams | SystemStreams) -> Floats:
-    """What many clients of one chunk send: for every sample one with this update, and its neighbors, whose update is known."""
+    """Samples of what clients of one chunk send: each is a client with this update and its neighbors, whose updates are known."""
     if "level" in mechanism.parts:
         clipped = Clipped(row.expand(count, -1), torch.ones(count, dtype=torch.bool))
         report = mechanism.randomize(clipped, torch.arange(count), streams.at("local noise", 1))
@@ -248,15 +248,15 @@ def _local(mechanism: Mechanism, row: Tensor, count: int, streams: Streams | Sys
 
 
 DELTA = 0.01
-"""Where the assumption-free bound is measured: rates of a few percent are what a million samples can prove something about."""
+"""The δ at which the assumption-free bound is measured: a million samples can prove rates of a few percent."""
 
 _FEWEST, _MOST, _PER_BIN = 32, 256, 400
-"""Bins, and samples that one more bin needs: the finer they are, the thinner the shells that are found."""
+"""The fewest and the most bins, and samples per bin: more bins find thinner shells."""
 
 
 @checked
 def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> list[Result]:
-    """ε at δ = 0.01 without any assumption, and μ where that is what is claimed; PrivUnit at δ = 0."""
+    """Bound ε at δ = 0.01 without assumptions, and μ if the mechanism claims μ; PrivUnit at δ = 0."""
     event = case.mechanism.event(Sampling())
     here, there = (samples_of(case, samples, seed, there) for there in (False, True))
     if not isinstance(event, GaussianEvent):
@@ -265,7 +265,7 @@ def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> l
 
 
 def _gaussian_results(name: str, event: GaussianEvent, here: Floats, there: Floats, confidence: float) -> list[Result]:
-    """What the best linear test between two samples of a release proves, beside what its event claims."""
+    """The bounds that the best linear test between two samples of a release proves, with the claims of its event."""
     direction = discriminant(here[::2], there[::2])
     counts, detail = (len(here), len(there)), f"{len(here)} samples of each input"
 
@@ -279,25 +279,25 @@ def _gaussian_results(name: str, event: GaussianEvent, here: Floats, there: Floa
 
 
 def discriminant(here: Floats, there: Floats) -> Floats:
-    """Fisher's: Σ⁻¹(m − m'), the likelihood ratio of two Gaussians with any common covariance."""
+    """Fisher's linear discriminant Σ⁻¹(m − m'): the likelihood ratio of two Gaussians with any common covariance."""
     shift = here.mean(0) - there.mean(0)
     spread = (np.cov(here, rowvar=False) + np.cov(there, rowvar=False)).reshape(len(shift), len(shift)) / 2
-    # Relative to each coordinate's own spread, so that an exact linear dependence stays invertible and visible; and not below a
-    # small part of the shift, so that a coordinate without any spread does.
+    # Relative to each coordinate's own spread, so that an exact linear dependence stays invertible and visible. The floor, a small
+    # part of the shift, does the same for a coordinate without any spread.
     scale = np.sqrt(np.maximum(np.diag(spread), max(1e-300, 1e-12 * float(shift @ shift))))
     whitened = spread / np.outer(scale, scale) + 1e-12 * np.eye(len(shift))
     return np.linalg.solve(whitened, shift / scale) / scale
 
 
 def _reports(case: Case, event: Event, here: Floats, there: Floats, confidence: float) -> list[Result]:
-    """At δ = 0: the likelihood ratio that the mechanism claims, where it says one, and a learned one."""
+    """The results at δ = 0, by the mechanism's own likelihood ratio, if it has one, and by a learned ratio."""
     score = epsilon_score(0.0)
     claim, detail = compose([(event, 1)], 0.0).epsilon, f"{len(here)} reports of each input"
     claimed = [case.mechanism.log_ratio(seen, case.here, case.there) for seen in (here, there)]
     views = {", learned": learned_ratio(here, there, levels="level" in case.mechanism.parts)}
     if claimed[0] is not None and claimed[1] is not None:
         views = {"": (claimed[0], claimed[1]), **views}
-    # Of the test "every part of the loss is at its largest", the best there is at δ = 0, under both inputs.
+    # The rates, under both inputs, of the test "every part of the loss is at its largest", the best test at δ = 0.
     losses = [] if isinstance(event, GaussianEvent | NonPrivateEvent) else event.losses()
     up = math.prod(part.up for part in losses)
     rates = np.array([up]), np.array([up * math.exp(-math.fsum(part.step for part in losses))])
@@ -310,10 +310,10 @@ def _reports(case: Case, event: Event, here: Floats, there: Floats, confidence: 
 
 
 def learned_ratio(here: Floats, there: Floats, *, levels: bool) -> tuple[Floats, Floats]:
-    """Of the second half of the samples, the log ratio of the bin that each falls into, learned on the first half.
+    """The log ratio of each sample's bin, learned on the first half of the samples and returned for the second half.
 
-    It needs no formula of the mechanism, so it also finds what the formula does not know, such as a shell that no report of one
-    client ever falls into. The first column has bins of like mass; with `levels` the last one is a level, taken as it is.
+    It uses no formula of the mechanism, so it also finds errors that the formula does not include, such as a shell that no report
+    of one client reaches. Bins of the first column have equal mass; with `levels` the last column is a level and is used as it is.
     """
     half = min(len(here), len(there)) // 2
     pooled = np.concatenate([here[:half, 0], there[:half, 0]])
@@ -330,7 +330,7 @@ def learned_ratio(here: Floats, there: Floats, *, levels: bool) -> tuple[Floats,
 
 @checked
 def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: float) -> list[Result]:
-    """The exact ε of the densities beside the event's; then the sampler's cap, height and rest beside theirs."""
+    """Compare the exact ε of the densities with the event's; then the sampler's cap, height and direction with their laws."""
     event = mechanism.event(Sampling())
     p, cap = mechanism.direction.p, cap_mass(mechanism.dimension, mechanism.direction.gamma)
     direction = abs(math.log(p / cap) - math.log((1 - p) / (1 - cap)))
@@ -365,7 +365,7 @@ def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: floa
 
 
 def _upper_tail(height: Floats, half: float) -> Floats:
-    """P(T ≥ t) of a coordinate of a uniform direction, whose square has the law Beta(½, (d − 1)/2)."""
+    """P(T ≥ t) for a coordinate T of a uniform direction, whose square has the law Beta(½, (d − 1)/2)."""
     square = np.minimum(1.0, height * height)
     tail: Floats = np.where(height >= 0, 0.5 * betaincc(0.5, half, square), 0.5 + 0.5 * betainc(0.5, half, square))
     return tail
@@ -374,7 +374,7 @@ def _upper_tail(height: Floats, half: float) -> Floats:
 def cap_mass(dimension: int, gamma: float) -> float:
     """P(⟨V, u⟩ ≥ γ) for uniform V: the integral of the density of a coordinate, B·(1 − t²)^((d−3)/2)."""
     log_constant = gammaln(dimension / 2) - gammaln((dimension - 1) / 2) - 0.5 * math.log(math.pi)
-    # In the angle, t = sin a, the density is smooth at every dimension.
+    # As a function of the angle a, with t = sin a, the density is smooth in every dimension.
     mass: float = quad(
         lambda a: math.exp(log_constant + (dimension - 2) * math.log(max(math.cos(a), 1e-300))),
         math.asin(gamma),
@@ -387,7 +387,7 @@ def cap_mass(dimension: int, gamma: float) -> float:
 
 
 def level_epsilon(mechanism: PrivUnit) -> float:
-    """The largest log ratio of a level's probability between two norms."""
+    """The largest log ratio of a level's probability between two update norms."""
     scalar = mechanism.scalar
     kept = math.exp(scalar.epsilon2) / (math.exp(scalar.epsilon2) + scalar.k)
     other = (1 - kept) / scalar.k
@@ -402,7 +402,7 @@ def level_epsilon(mechanism: PrivUnit) -> float:
 
 
 def drawn_heights(mechanism: PrivUnit, samples: int, seed: int) -> tuple[Floats, Floats]:
-    """Of many reports: ⟨V, u⟩, and the rest's part along one direction across u, as a share of the rest's length."""
+    """For many reports V: ⟨V, u⟩, and one coordinate of the part orthogonal to u, as a share of that part's length."""
     u = torch.zeros(1, mechanism.dimension)
     u[0, -1] = mechanism.clip
     clipped = Clipped(u.expand(samples, -1), torch.ones(samples, dtype=torch.bool))
@@ -419,7 +419,7 @@ Source = Callable[[str, int], Noise]
 
 
 def audit_noise(seed: int, confidence: float, *, instances: int = 4096) -> list[Result]:
-    """Law and independence of both sources, no value twice, and no two instances or processes with the same words."""
+    """Test both noise sources: law, independence, repeated values, and equal words in different instances or processes."""
     fresh = [SystemStreams() for _ in range(len(PURPOSES) * len(ROUNDS))]
     return [
         *_independence("seeded streams", Streams(seed).at, confidence),
@@ -467,14 +467,14 @@ def _bits(noise: Noise) -> int:
 
 
 def _instances(name: str, first: Callable[[int], int], instances: int) -> Result:
-    """The first 64 bits of many instances. Keys of b bits meet once in about 2^(b/2) of them."""
+    """Count repeated first 64-bit words of many instances. Keys of b bits collide once in about 2^(b/2) instances."""
     again = float(instances - len({first(n) for n in range(instances)}))
     detects, unit = f"keys of ≤ {int(np.log2(instances**2 / 2 / 14))} bits", "first words that come twice"
     return Result("noise", name, unit, again, 0.0, 1 - 1e-9, f"{instances} instances", detects=detects)
 
 
 def _processes() -> Result:
-    """Parent and forked child go on from the same memory, and must not go on with the same words."""
+    """Count common words of a parent and a forked child, which start from the same memory but must draw different words."""
     name, unit = "system noise after a fork", "words in common"
     if not hasattr(os, "fork"):
         return bounds.skip("noise", name, "this system has no fork")

@@ -1,13 +1,13 @@
 """The black-box audit: whole runs, seen only through the models and the history that they publish; every client is a canary.
 
-A client's update is +C or −C along a coordinate of its own in every round, because its target is out of reach. So each coordinate
+A client's update is +C or −C along its own coordinate in every round, because its target is too far to reach. So each coordinate
 of each round is one sample of "this client's data or their replacement" through all the code of a run.
 
-The training audit is one whole run with many canaries, whose coins the attacker guesses from the trained model alone. Every canary
-is a client that takes part or not, by a fair coin of its own; the attacker may abstain where it is unsure. How many guesses were
-right proves a lower bound on the ε of the run, by two tests. The first (Steinke, Nasr and Jagielski 2023, Theorem 5.2) holds for
-every (ε, δ)-DP run. The second (Mahloujifar, Melis and Chaudhuri 2025, their numerical procedure for c' guesses) takes the whole
-trade-off curve, here that of μ-GDP, and proves more.
+The training audit is one whole run with many canaries. A fair coin decides for every canary whether it takes part, and the attacker
+guesses the coins from the trained model alone; it may abstain where it is unsure. The number of correct guesses proves a lower
+bound on the ε of the run, by two tests. The first (Steinke, Nasr and Jagielski 2023, Theorem 5.2) holds for every (ε, δ)-DP run.
+The second (Mahloujifar, Melis and Chaudhuri 2025, their numerical procedure for c' guesses) uses the whole trade-off curve, here
+that of μ-GDP, and proves more.
 """
 
 import logging
@@ -46,7 +46,7 @@ from dpfedexp.trainers.execution import Execution
 KIND = "black box"
 DELTA = 0.01
 BLOCK = 4
-"""Rounds that are attacked together, against what is claimed for their composition."""
+"""How many rounds are attacked together, against the claim for their composition."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,19 @@ class ObservedRun:
 
     @property
     def rate(self) -> float:
-        """How often a client is said to take part."""
+        """The claimed probability with which a client takes part in a round."""
         return 1.0 if self.event.sampling is None else self.event.sampling.rate
 
 
 def clip_and_noise(algorithm: Algorithm) -> tuple[float, float]:
-    """The radius and the noise multiplier of every round."""
+    """The clip and the noise multiplier of every round; raises `InputError` if they are not fixed."""
     if isinstance(algorithm.clip, AdaptiveClip) or algorithm.noise_multiplier is None:
         raise InputError(f"{algorithm.name} has no fixed clip and noise_multiplier; this audit needs both.")
     return algorithm.clip, algorithm.noise_multiplier
 
 
 def mu_of(guarantee: Guarantee, name: str) -> float:
-    """The μ of a guarantee; raises `InputError` where the mechanism has none."""
+    """The μ of a guarantee; raises `InputError` if it has none."""
     if guarantee.mu is None:
         raise InputError(
             f"the guarantee of {name} has no μ; this audit needs Gaussian noise and every client in every round."
@@ -82,8 +82,8 @@ def mu_of(guarantee: Guarantee, name: str) -> float:
 
 
 def bounds(seen: ObservedRun, confidence: float) -> list[Result]:
-    """What one round proves about a client, and what some rounds together do."""
-    # μ needs fewer samples, but sampling has none.
+    """The lower bounds for a client that one round proves, and that several rounds together prove."""
+    # μ needs fewer samples, but a sampled mechanism has no μ.
     unit, score = ("μ", mu_score) if seen.rate == 1.0 else (f"ε at δ = {DELTA:g}", stats.epsilon_score(DELTA))
     found = []
     for rounds, name in ((1, "one round"), (BLOCK, f"{BLOCK} rounds together")):
@@ -100,7 +100,7 @@ def bounds(seen: ObservedRun, confidence: float) -> list[Result]:
 
 
 def repetition(runs: list[ObservedRun], name: str, confidence: float) -> Result:
-    """Whether noise comes again: in another coordinate, another round or another run. Everybody takes part in these runs."""
+    """Whether noise repeats in another coordinate, round or run. All clients take part in these runs."""
     rows = np.concatenate([run.sums - run.signs for run in runs])
     limit = stats.correlation_limit(len(rows), rows.shape[1], chance_failure(confidence))
     detail = f"{len(rows)} rounds of {len(runs)} runs, {rows.shape[1]} coordinates"
@@ -110,10 +110,10 @@ def repetition(runs: list[ObservedRun], name: str, confidence: float) -> Result:
 
 
 def participation(seen: ObservedRun, confidence: float) -> list[Result]:
-    """Who took part, from a run with so little noise that it shows: how often, and whether independently."""
+    """Whether clients take part at the charged rate and independently, from a run whose noise is too small to hide it."""
     failure = chance_failure(confidence)
     bits = seen.sums * seen.signs > 0.5
-    # Noise turns a few bits over, by a known probability.
+    # Noise flips a few bits, with a known probability.
     slip = float(ndtr(-0.5 / seen.noise))
     rate = seen.rate * (1 - slip) + (1 - seen.rate) * slip
     low, high = stats.interval(float(bits.sum()), bits.size, failure)
@@ -127,7 +127,7 @@ def participation(seen: ObservedRun, confidence: float) -> list[Result]:
     for axis, who in ((1, "clients"), (0, "rounds")):
         groups = bits.sum(axis)
         spread = float(np.square(groups - rate * bits.shape[axis]).sum() / (bits.shape[axis] * rate * (1 - rate)))
-        # Counts of many coins are a little less spread than χ² in the tails, never more.
+        # Sums of many coins have slightly lighter tails than χ², never heavier ones.
         ends = chi2.ppf([failure / 2, 1 - failure / 2], len(groups)) / len(groups)
         limit = float(max(-np.log(ends[0]), np.log(ends[1])))
         off = float(abs(np.log(max(spread / len(groups), 1e-300))))
@@ -144,7 +144,7 @@ _FAR = 1e6
 
 
 def audit_train(seed: int, confidence: float, *, rounds: int = 32, clients: int = CLIENTS) -> list[Result]:
-    """Full participation seeded and secure, and Poisson sampling: bounds, repeated noise, and who took part."""
+    """Audit runs with full participation, seeded and secure, and with Poisson sampling: bounds, repeated noise, participation."""
     signs = balanced_signs(clients, seed)
     plain = dp_fedavg(clip=0.5, noise_multiplier=NOISE)
     secure = [observe(plain, signs, rounds, seed, secure=True) for _ in range(2)]
@@ -171,7 +171,7 @@ def observe(
     secure: bool = False,
     participation: Poisson | None = None,
 ) -> ObservedRun:
-    """One run of `train` in which client i is a canary in coordinate i with this sign."""
+    """Run `train` with client i as a canary in coordinate i with sign `signs[i]`, and return what the run published."""
     clip, noise = clip_and_noise(algorithm)
     run, models = run_canaries(algorithm, _canaries(signs), rounds, seed, secure=secure, participation=participation)
     expected = len(signs) * (participation.sampling(len(signs)).rate if participation else 1.0)
@@ -187,7 +187,7 @@ def balanced_signs(clients: int, seed: int) -> Tensor:
 
 
 def _canaries(values: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """One client per value, in its own coordinate: ±1 is an update out of reach, 0 none at all."""
+    """One client per value, with a coordinate of its own: ±1 for a target too far to reach, 0 for no update."""
     rows = torch.eye(len(values)) * values.abs()[:, None]
     return [(rows[i : i + 1], _FAR * values[i : i + 1]) for i in range(len(values))]
 
@@ -202,7 +202,7 @@ def run_canaries(
     participation: Poisson | None = None,
     local: Sgd = Sgd(lr=0.1, steps=1, batch_size=1),
 ) -> tuple[Run, Floats]:
-    """The run, and the models that it showed, the first one included: [rounds + 1, d]."""
+    """Train on the clients; returns the run and its published models, including the initial one: [rounds + 1, d]."""
     start = linear_regression(clients[0][0].shape[1])
     models = [_flat(start.parameters())]
 
@@ -223,9 +223,9 @@ def _flat(values: Iterable[Tensor]) -> Floats:
 
 
 def step_size_cases() -> dict[str, tuple[Algorithm, float]]:
-    """Runs whose history shows more than the model: η_g by both rules, and the adaptive clip.
+    """Algorithms whose history shows more than the model: η_g by both rules, and the adaptive clip.
 
-    The client is at the clip, or has no update at all. Beside each is how far that moves the release, in units of its noise.
+    The audited client is at the clip, or has no update. The number is how far that moves the release, in units of its noise.
     """
     z, count = 0.7, 1.0
     adaptive = AdaptiveClip(initial=0.5, quantile=0.5, rate=0.01, count_noise=count)
@@ -240,10 +240,10 @@ def step_size_cases() -> dict[str, tuple[Algorithm, float]]:
 
 
 def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 600, clients: int = 12) -> list[Result]:
-    """Everything that a round publishes (model, η_g, clip), with a client at the clip and with one that has no update."""
+    """Audit everything that a round publishes (model, η_g, clip), with a client at the clip and with one that has no update."""
     algorithm, shift = step_size_cases()[name]
     values = torch.ones(clients)
-    # Half of the clients are outside of the clip in any case, so that an adaptive one stays about where it is.
+    # Half of the clients exceed the clip in any case, so that an adaptive clip hardly moves.
     values[clients // 2 + 1 :] = 0.0 if name == "adaptive clip" else 1.0
     views = []
     for world, own in enumerate((1.0, 0.0)):
@@ -260,7 +260,7 @@ def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 600,
 
 
 def _published(algorithm: Algorithm, run: Run, models: Floats) -> Floats:
-    """Per round: the canary's coordinate of c̄ in units of C/M, η_g‖c̄‖² in units of C²/M, and how far the clip moved."""
+    """Per round: the canary's coordinate of c̄ in units of C/M, η_g‖c̄‖² in units of C²/M, and the log change of the clip."""
     clients = models.shape[1]
     eta = np.array([line["eta_g"] for line in run.history])
     radius = np.array([line["clip"] for line in run.history])
@@ -274,7 +274,7 @@ def _published(algorithm: Algorithm, run: Run, models: Floats) -> Floats:
 
 
 def audit_flower(seed: int, confidence: float, *, rounds: int = 32, nodes: int = 48) -> list[Result]:
-    """The same as `audit_train`, with nodes for clients."""
+    """Audit Flower runs like `audit_train`, with nodes as clients."""
     try:
         import flwr  # noqa: F401
     except ModuleNotFoundError:
@@ -287,7 +287,7 @@ def audit_flower(seed: int, confidence: float, *, rounds: int = 32, nodes: int =
 
 
 def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: Poisson | None = None) -> ObservedRun:
-    """As `observe`, with the real `DpFedExp` and the real client mod in this process, without a network, and nodes for clients."""
+    """Like `observe` for Flower, with nodes as clients: the real `DpFedExp` and client mod in this process, without a network."""
     from flwr.app import ArrayRecord
 
     from dpfedexp.flower import DpFedExp
@@ -315,7 +315,7 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
 
 
 def _grid(signs: Tensor) -> Any:
-    """A grid whose nodes 1 … n answer at once: each runs the client mod over a train function that moves its own coordinate."""
+    """A Flower grid whose nodes 1 … n answer at once: each runs the client mod on a function that moves its own coordinate."""
     from flwr.app import ArrayRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
@@ -368,13 +368,13 @@ def _grid(signs: Tensor) -> Any:
 
 
 CANARY_DELTA = 1e-9
-"""Of the run's claim. The (ε, δ) test can't be surer than about 5δ for 1,000 canaries: a usual δ would leave nothing to prove."""
+"""The δ of the run's claim. With 1,000 canaries the (ε, δ) test has a failure probability of about 5δ: a usual δ proves nothing."""
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Fractions of the canaries that the attacker guesses; every one costs its part of the confidence."""
+"""Fractions of the canaries that the attacker guesses; each fraction uses a part of the failure probability."""
 
 Test = Callable[[int, int, int, float], float]
-"""(canaries, guesses, right ones, failure) → what they refute."""
+"""(canaries, guesses, correct guesses, failure) → the largest ε that they refute."""
 
 
 @checked
@@ -387,14 +387,14 @@ def audit_training(
     others: int = 100,
     rounds: int = 8,
 ) -> list[Result]:
-    """Trains the synthetic linear model with canaries whose updates point in directions of their own.
+    """Train the synthetic linear model with canaries whose updates have directions of their own, and bound ε from guesses.
 
-    Both tests are one-sided: they reach a small part of what was spent, by their nature, and their power says how much.
+    Both tests are one-sided: by their nature they reach only a small part of the spent ε; their power says how much.
     """
     algorithm = algorithm or dp_fedavg(clip=0.3, noise_multiplier=1.0, adjacency="add-remove", delta=CANARY_DELTA)
     coins = np.random.default_rng(seed).random(canaries) < 0.5
     directions, empty = torch.eye(canaries), (torch.zeros(0, canaries), torch.zeros(0))
-    # A target far out of reach keeps a canary's residual, and with it its clipped update, the same in every round.
+    # A target too far to reach keeps a canary's residual, and so its clipped update, the same in every round.
     clients = [(directions[i : i + 1], torch.tensor([1e4])) if coin else empty for i, coin in enumerate(coins)]
     x = np.random.default_rng([seed, 1]).normal(size=(others, canaries)) / math.sqrt(canaries)
     clients += [(row, row.sum(1)) for row in torch.from_numpy(x).float().split(1)]
@@ -402,7 +402,7 @@ def audit_training(
     scores = next(run.model.parameters()).detach().double().numpy().ravel()
     delta, failure = run.privacy.delta, 1.0 - confidence
     mu = mu_of(run.ledger.guarantee(delta), algorithm.name)
-    # What the same attacker sees of a mechanism that spends exactly what is claimed.
+    # The scores of the same attacker against a mechanism that spends exactly the claimed μ.
     reference = np.random.default_rng(seed + 1).normal(mu * coins, 1.0)
 
     tests: dict[str, Test] = {
@@ -422,7 +422,7 @@ def audit_training(
 
 
 def best_guess(scores: Floats, coins: np.ndarray, test: Test, failure: float) -> tuple[float, int, int]:
-    """The attacker says 'took part' of the highest scores and 'did not' of the lowest: (lower bound, guesses, right ones)."""
+    """Guess 'took part' for the highest scores and 'did not' for the lowest: (lower bound, guesses, correct guesses)."""
     order = np.argsort(scores)
     best = (0.0, 0, 0)
     for share in SHARES:
@@ -445,7 +445,7 @@ def epsilon_of_guesses(canaries: int, guesses: int, right: int, failure: float, 
     """The largest ε that this many correct guesses refute."""
     if guesses == 0 or p_value(canaries, guesses, right, 0.0, delta) > failure:
         return 0.0
-    # Never above the root: a bound must not be rounded up.
+    # Slightly below the root: a bound must not be rounded up.
     root = brentq(lambda e: p_value(canaries, guesses, right, e, delta) - failure, 0.0, 60.0, xtol=1e-9)
     return max(0.0, float(root) - 1e-8)
 
@@ -453,10 +453,10 @@ def epsilon_of_guesses(canaries: int, guesses: int, right: int, failure: float, 
 def refutes_gdp(canaries: int, guesses: int, right: int, mu: float, failure: float) -> bool:
     """Whether this many correct guesses have a probability below `failure` under μ-GDP.
 
-    Suppose that probability is τ. Among outcomes with at least i right guesses let r_i be the mass of right guesses of a canary and
-    h_i that of wrong ones, averaged over canaries. At i = c they are at least τc/m and τ(c' − c)/m. Flipping a canary's own coin
-    turns right into wrong, so h_i ≥ f̄⁻¹(r_{i+1}) with the curve's blow-up f̄(x) = Φ(Φ⁻¹(x) + μ); and outcomes with exactly i right
-    have i/(c' − i) right guesses for a wrong one. Followed down to i = 0 this must not exceed the whole mass c'/m.
+    Suppose that probability is τ. Among outcomes with at least i correct guesses let r_i be the mass of correct guesses of a canary
+    and h_i that of wrong ones, averaged over canaries. At i = c they are at least τc/m and τ(c' − c)/m. Flipping a canary's own
+    coin turns correct into wrong, so h_i ≥ f̄⁻¹(r_{i+1}) with the curve's blow-up f̄(x) = Φ(Φ⁻¹(x) + μ); and outcomes with exactly
+    i correct have i/(c' − i) correct guesses per wrong one. Iterated down to i = 0 the sum must not exceed the whole mass c'/m.
     """
     if not 0 < right <= guesses:
         return False

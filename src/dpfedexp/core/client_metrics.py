@@ -23,9 +23,9 @@ WIDTH = 41
 """The length of a client's vector, for all kinds of metrics."""
 NORMAL_95 = 1.959964
 AT_BOUND = "_at_bound"
-"""Ends the name of a field that is 1 where a metric's interval reaches the metric's bound: the true value may be above it."""
+"""Suffix of the history field that is 1 where a metric's interval reaches the metric's bound: the true value may be larger."""
 _COUNT = 0.2
-"""Share of the squared norm for the count of clients; the metrics have the rest."""
+"""The share of the squared norm that encodes the count of clients; the metrics share the rest."""
 _SCORES, _MAGNITUDES = 12, 40
 _SHARES: dict[Kind, dict[str, float]] = {
     "classes": {"loss": 0.4, "accuracy": 0.4},
@@ -42,16 +42,16 @@ _LARGEST_SCORE, _NEAR = 8.0, 0.25
 
 @dataclass(frozen=True)
 class ClientMetrics:
-    """Which metrics the clients measure.
+    """The metrics that every client measures.
 
-    Formal guarantee: a client's vector has a norm of at most ½ for any data, as an answer to a question has
-    (`Mechanism.asking`). So one client changes a mean that is read from the sum by at most the metric's range over the number of
-    clients, times a constant of this file.
+    Formal guarantee: a client's vector has a norm of at most ½ for any data, the bound to which `Mechanism.asking` clips. So one
+    client changes a mean that is computed from the sum by at most the metric's range over the number of clients, times a constant
+    of this file.
 
     Args:
         kind: "classes" (loss, accuracy), "binary" (loss, accuracy, AUC), "numbers" (median and 90% quantile of the absolute error),
-            or "loss" (median and 90% quantile of the loss) for a loss of which nothing else is known.
-        classes: how many classes there are, for the bound of the loss.
+            or "loss" (median and 90% quantile of the loss) for any other loss.
+        classes: the number of classes, which bounds the loss.
     """
 
     kind: Kind
@@ -59,7 +59,7 @@ class ClientMetrics:
 
     @staticmethod
     def parse(text: str) -> ClientMetrics:
-        """From the text of a configuration: "10 classes", "binary", "numbers" or "loss"."""
+        """Parse the text of a configuration file: "10 classes", "binary", "numbers" or "loss"."""
         text = text.strip()
         many = re.fullmatch(r"(\d+) classes", text)
         if many is None and text in ("binary", "numbers", "loss"):
@@ -73,7 +73,7 @@ class ClientMetrics:
 
     @staticmethod
     def of(loss: Loss, outputs: Any, targets: Tensor) -> ClientMetrics:
-        """From a loss and the shapes of outputs and targets; no value of them is looked at."""
+        """Choose the metrics for a loss, from the shapes and types of outputs and targets; their values are not read."""
         traits, outputs = loss_traits(loss), read(loss, outputs)
         if not isinstance(outputs, Tensor):
             return ClientMetrics("loss")
@@ -87,7 +87,7 @@ class ClientMetrics:
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss that is counted: twice that of a uniform prediction."""
+        """The bound to which losses are clamped: twice the loss of a uniform prediction."""
         return 2.0 * math.log(self.classes)
 
     def vectors(self, loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class ClientMetrics:
         return torch.nn.functional.pad(found, (0, WIDTH - found.shape[1]))
 
     def _right(self, loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Which share of an example's labels the model gets right, [b]."""
+        """The share of each example's labels that the model predicts correctly, [b]."""
         traits = loss_traits(loss)
         if self.kind == "binary":
             found, wanted = match_shapes("binary", outputs, targets)
@@ -134,13 +134,13 @@ class ClientMetrics:
         return (right * counted).sum(1) / counted.sum(1).clamp_min(1.0)
 
     def read(self, mean: Tensor, deviation: float, spread: float = 0.0) -> dict[str, float]:
-        """The metrics with 95% intervals, by the names of a run's history; nothing where noise hides how many clients answered.
+        """Compute the metrics and their 95% intervals, by field of the history; {} where noise hides how many clients answered.
 
         Args:
             mean: the noisy sum of the clients' vectors over the public number of clients, [WIDTH].
-            deviation: the standard deviation of the noise in each of its numbers.
-            spread: (1 − q)/M for clients that were sampled at rate q, of whom M were expected; 0 where all take part. What one
-                cohort differs from all clients is bounded by that of metrics which are 0 or 1 for each client.
+            deviation: the standard deviation of the noise in each coordinate of `mean`.
+            spread: (1 − q)/M for clients that were sampled at rate q, of whom M were expected; 0 where all take part. It bounds the
+                sampling error of a cohort by that of metrics which are 0 or 1 for each client.
         """
         values = mean.double().cpu()
         unit = MAX_SHARE * math.sqrt(_COUNT)
@@ -172,13 +172,13 @@ class ClientMetrics:
         return found
 
     def half_width(self, deviation: float) -> float:
-        """Half the 95% interval of the share that the noise leaves in a metric from 0 to 1, where all clients answer."""
+        """Half the width of the 95% interval that the noise gives a metric in [0, 1], if every client answers."""
         share = max(_SHARES[self.kind].values())
         return NORMAL_95 * deviation / math.sqrt(share)
 
 
 def _in_bins(place: Tensor, bins: int, counted: Tensor | None = None) -> Tensor:
-    """The share of an example's numbers in each bin, [b, bins]: values beyond the ends fall into the end bins."""
+    """The share of an example's values in each bin, [b, bins]; values beyond the ends fall into the end bins."""
     at = place.reshape(len(place), -1)[..., None].floor().clamp(0, bins - 1)
     inside = (at == torch.arange(bins, device=place.device)).float()
     if counted is not None:
@@ -187,15 +187,15 @@ def _in_bins(place: Tensor, bins: int, counted: Tensor | None = None) -> Tensor:
 
 
 def _interval(name: str, share: float, deviation: float, high: float = 1.0) -> dict[str, float]:
-    """A metric from 0 to `high`, inside its range as its interval is."""
+    """The history fields of a metric in [0, `high`]: its value and both ends of its 95% interval, clamped to the range."""
     low, middle, top = (high * min(max(share + sign * NORMAL_95 * deviation, 0.0), 1.0) for sign in (-1.0, 0.0, 1.0))
     return {f"clients_{name}": middle, f"clients_{name}_low": low, f"clients_{name}_high": top}
 
 
 def _auc(positive: Tensor, negative: Tensor, deviation: float, spread: float) -> dict[str, float]:
-    """From noisy histograms of the scores, whose bins count half. Nothing where noise or bins hide how the labels are ranked.
+    """The AUC and its interval from noisy histograms of scores, ties within a bin count half; {} where noise or ties hide it.
 
-    Scores within a bin may be ranked in any way, so the interval has the variance of any such value too.
+    Scores within a bin may have any order, so the variance includes that of a uniform value between the best and the worst order.
     """
     p, n = float(positive.sum()), float(negative.sum())
     if min(p, n) <= 3.0 * deviation * math.sqrt(_SCORES):
@@ -213,15 +213,15 @@ def _auc(positive: Tensor, negative: Tensor, deviation: float, spread: float) ->
 
 
 def _quantile(name: str, bins: Tensor, level: float, deviation: float, noise: float, spread: float) -> dict[str, float]:
-    """A quantile by the cumulative shares of the bins, straight on the logarithmic scale within each.
+    """A quantile and its interval from the shares of the bins, linear on the logarithmic scale within a bin; {} in the last bin.
 
-    The interval is from the first to the last place whose cumulative share may be the level, widened by the bin's own width.
+    The interval spans the places whose cumulative share may equal the level, and is widened by the width of the bin.
     """
     fine = 64
     within = torch.arange(fine, dtype=torch.float64) / fine
     before = bins.cumsum(0) - bins
     curve = torch.cat([(before[:, None] + bins[:, None] * within).flatten(), bins.sum()[None]])
-    # The noise of the bins below a place, and of the part of its own bin.
+    # The number of noisy bins in the cumulative share: all bins below the place, and a part of its own bin.
     index = torch.arange(len(bins), dtype=torch.float64)
     parts = torch.cat([(index[:, None] + within.square()).flatten(), torch.tensor([float(len(bins))]).double()])
     width = NORMAL_95 * (parts * deviation**2 + (level * noise) ** 2 + spread * level * (1.0 - level)).sqrt()
@@ -229,9 +229,9 @@ def _quantile(name: str, bins: Tensor, level: float, deviation: float, noise: fl
     reached = torch.nonzero(curve.cummax(0).values >= level).flatten()
     middle = int(reached[0]) if len(reached) else len(curve) - 1
     if middle >= len(curve) - 1 - fine:
-        return {}  # beyond the largest bin
+        return {}  # the last bin has no upper end
     ends = (int(possible[0]), int(possible[-1])) if len(possible) else (middle, middle)
-    # Within its bin the quantile may be anywhere: without noise the interval is the bin.
+    # Without noise the quantile may still be anywhere in its bin, so the interval is at least the bin.
     below = math.hypot(max(middle - ends[0], 0), (middle - 1) % fine + 1)
     above = math.hypot(max(ends[1] - middle, 0), fine - middle % fine)
 

@@ -1,12 +1,12 @@
-"""The ball of radius C: fixed, and adaptive (Andrew et al. 2021).
+"""Clipping to the ball of radius C: a fixed clip, and an adaptive one (Andrew et al. 2021).
 
 Formal guarantee: every row that `clip` returns has, in exact arithmetic, a norm of at most C, for any input, for C from
 `SMALLEST_CLIP` to `LARGEST_CLIP`, rows of up to 10⁹ float32 or float64 numbers, with or without subnormal numbers.
 
 Norms are taken in double precision, where squares of float32 numbers are exact and the sum of 10⁹ of them is off by less than
-2⁻²³, so a norm by less than 2⁻²⁴. A row whose norm is at most C·(1 − 2⁻²⁴) stays as it is, so clipping twice is clipping once. A
-longer one is scaled to C·(1 − 2⁻²²): the factor and each product are rounded by at most 2⁻²⁴, which with the norm's error makes
-less than 3·2⁻²⁴ of the 4·2⁻²⁴ that are free. What remains, C·2⁻²⁴, pays for products that end among the subnormal numbers, where
+2⁻²³, so a norm by less than 2⁻²⁴. A row whose norm is at most C·(1 − 2⁻²⁴) is unchanged, so clipping twice is clipping once. A
+longer row is scaled to C·(1 − 2⁻²²): the factor and each product are rounded by at most 2⁻²⁴, which with the norm's error uses
+less than 3·2⁻²⁴ of the margin of 4·2⁻²⁴. The rest of the margin, C·2⁻²⁴, covers subnormal products, whose
 rounding is off by up to 2⁻¹⁵⁰ in each of d coordinates: √d·2⁻¹⁵⁰ ≤ C·2⁻²⁴ for every C above 2⁻¹¹¹.
 """
 
@@ -26,10 +26,10 @@ from dpfedexp.machine import has_triton, run_on_threads
 SHRINK = 1.0 - 2.0**-22
 INSIDE = 1.0 - 2.0**-24
 SMALLEST_CLIP, LARGEST_CLIP = 2.0**-64, 2.0**64
-"""The range of C. Inside it C² and C·noise are far from the ends of double precision, and C itself from those of float32."""
+"""The range of C, in which C² and C·noise are far from overflow and underflow in float64, and C itself in float32."""
 BLOCK = 2**16
-"""Numbers of a long row that a CPU converts to double precision at a time: these still fit its cache, and with fewer its threads
-would wait for one another's Python."""
+"""How many numbers of a long row a CPU converts to double precision at a time: they fit its cache. With smaller blocks the
+threads would wait for one another at Python's interpreter lock."""
 
 
 def check_radius(name: str, radius: float) -> None:
@@ -42,21 +42,21 @@ def check_radius(name: str, radius: float) -> None:
 
 @dataclass(frozen=True)
 class Clipped:
-    """vectors: the rows inside the ball; within: which rows were inside it before (not private on its own), on the processor."""
+    """vectors: the rows inside the ball; within: which rows were inside it before (not private on its own), on the CPU."""
 
     vectors: Tensor
     within: Tensor
 
 
 def row_norms(x: Tensor) -> Tensor:
-    """Norms of the rows in double precision; a row's does not depend on its place among the others."""
+    """The norms of the rows in double precision. A row's norm does not depend on its position or on the other rows."""
     if x.is_cuda and has_triton():
         from dpfedexp.core import double_sums
 
         if double_sums.is_supported(x):
             return double_sums.squared_norms(x).sqrt()
     if x.device.type != "cpu" or x.shape[1] <= BLOCK:
-        # A GPU adds a row in an order that depends on whether it begins at a multiple of 16 bytes: let all of them do.
+        # A GPU adds a row in an order that depends on whether the row begins at a multiple of 16 bytes: pad so that all do.
         even = x.device.type == "cpu" or (x.shape[1] % 4 == 0 and x.is_contiguous() and x.data_ptr() % 16 == 0)
         rows = x if even else pad(x, (0, -x.shape[1] % 4))
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
@@ -70,23 +70,23 @@ def row_norms(x: Tensor) -> Tensor:
             total += float(torch.dot(wide, wide))
         squares[row] = total
 
-    # On a thread of its own even where there is one row: a product may be added up differently on several.
+    # Every row on one thread, even a single row: a dot product on several threads may be added in another order.
     run_on_threads(square, range(len(x)), torch.get_num_threads(), always=True)
     return squares.sqrt()
 
 
 def clip(updates: Tensor, radius: float, *, reuse: bool = False, norms: Tensor | None = None) -> Clipped:
-    """Δ = min(C/‖Δ̃‖, 1)·Δ̃ row by row; a row that is not finite becomes 0 first, because min(C/nan, 1) would keep it.
+    """Clip every row, Δ = min(C/‖Δ̃‖, 1)·Δ̃; a row that is not finite becomes 0 first, because min(C/nan, 1) would keep it.
 
-    So does a row that is some 10³⁸ times too long: C/‖Δ̃‖ would be subnormal in its type, and too coarse to end inside the ball.
-    An infinite radius clips nothing. With `reuse` the result may take the memory of `updates`. `norms` are those of the rows, in
-    double precision and as exact as `row_norms`, where the caller knows them.
+    A row that is about 10³⁸ times too long becomes 0 too: C/‖Δ̃‖ would be subnormal in its type, and too coarse for the guarantee.
+    An infinite radius clips nothing. With `reuse` the result may take the memory of `updates`. `norms` are the rows' norms, if the
+    caller has them, in double precision and as exact as those of `row_norms`.
     """
     if radius != math.inf:
         check_radius("clip", radius)
     if updates.dtype not in (torch.float32, torch.float64):
         raise InputError(f"updates are of type {updates.dtype}; clipping is exact for float32 and float64 only.")
-    # A GPU waits longer for the many small questions below than it takes to hand over one number a row.
+    # Moving one number per row to the CPU is faster than the many small GPU operations below.
     norms = (row_norms(updates) if norms is None else norms).cpu()
     inside = norms <= min(radius * INSIDE, torch.finfo(norms.dtype).max)
     if bool(inside.all()):
@@ -103,10 +103,10 @@ def clip(updates: Tensor, radius: float, *, reuse: bool = False, norms: Tensor |
 
 
 def quantile_for(noise_norm: float) -> float:
-    """1/(1 + 4n), between 0.2 and 0.9, for noise of norm n in the mean update, in units of the clip.
+    """The quantile 1/(1 + 4n), clamped to [0.2, 0.9], for noise of norm n in the mean update, in units of the clip.
 
     A small quantile shortens most updates, which biases the run where clients disagree; a large one makes the noise larger in
-    proportion. With little noise nearly every update is left as it is; with n = 1/4 it is the median.
+    proportion. With little noise nearly every update is left as it is; with n = 1/4 the clip is the median norm.
 
     >>> round(quantile_for(0.25), 3)
     0.5
@@ -117,16 +117,16 @@ def quantile_for(noise_norm: float) -> float:
 @checked
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """The clip follows a quantile of the update norms, estimated privately (Andrew et al. 2021, geometric update).
+    """A clip that follows a quantile of the update norms, estimated privately (Andrew et al. 2021, geometric update).
 
-    It stays within the range of `clip` for any noisy counts.
+    The clip stays between `SMALLEST_CLIP` and `LARGEST_CLIP` for any noisy counts.
 
-    count_noise is the standard deviation on the number of clients within the clip. `None` takes the larger of a twentieth of the
-    cohort and 5 times the noise multiplier, which costs the update at most half a percent more noise at the same ε; with further
-    votes, what `votes.default_noise` says.
+    count_noise is the standard deviation of the noise on the number of clients within the clip. `None` takes the larger of a
+    twentieth of the cohort and 5 times the noise multiplier, which costs the update at most half a percent more noise at the same
+    ε; with further votes it is `sums.default_noise`.
 
-    quantile "auto", which `clip="adaptive"` stands for, weighs the bias of a small clip against the noise of a large one before
-    the first round, from public numbers (`quantile_for`).
+    quantile "auto", which `clip="adaptive"` uses, weighs the bias of a small clip against the noise of a large one before the
+    first round, from public numbers (`quantile_for`).
 
     >>> AdaptiveClip(initial=1.0).update(1.0, noisy_fraction=0.5)
     1.0
@@ -150,7 +150,7 @@ class AdaptiveClip:
         )
 
     def update(self, radius: float, noisy_fraction: float) -> float:
-        """C ← C·exp(−rate·(b̃ − quantile)) inside the range, with b̃ the released fraction of clients within the clip."""
+        """The next clip, C·exp(−rate·(b̃ − quantile)) in the range; b̃ is the released fraction of clients within the clip."""
         if isinstance(self.quantile, str):
             raise InputError(
                 "the adaptive clip's quantile is 'auto' and has no value yet; it gets one when a run starts."
@@ -158,7 +158,7 @@ class AdaptiveClip:
         move = -self.rate * (noisy_fraction - self.quantile)
         if math.isnan(move):
             return radius
-        # e¹⁰⁰ is more than the whole range, and far from overflow.
+        # e¹⁰⁰ exceeds the whole range and is far from overflow.
         moved = radius * math.exp(min(max(move, -100.0), 100.0))
         return min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
 

@@ -1,7 +1,7 @@
-"""Sums of float32 numbers in double precision on a GPU, in one reading of them; needs triton.
+"""Sums of float32 numbers in double precision on a GPU, in one pass over memory; needs triton.
 
-torch writes the numbers down in double precision first, twice their memory, and reads that. Every row is added up by programs of
-its own, in an order that depends on its length alone.
+torch would first write a copy in double precision, which takes twice the memory, and then read the copy. These kernels add every
+row in programs of its own, in an order that depends on the row's length alone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 PIECE, BLOCK = 2**16, 2**11
-"""Numbers of a row that one program adds up, and how many of them at a time."""
+"""How many numbers of a row one program adds, and how many of them at a time."""
 COLUMNS, AHEAD = 2**8, 16
-"""Columns that one program adds up, and how many rows it has under way."""
+"""How many columns one program adds, and how many rows it loads at a time."""
 
 
 @triton.jit
 def _squares(x, parts, D, STRIDE, PIECES, PIECE: tl.constexpr, BLOCK: tl.constexpr):
-    """Σ of the squares of a piece of a row, which are exact in double precision."""
+    """Add the squares of a piece of a row; squares of float32 numbers are exact in double precision."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * PIECE
     sums = tl.zeros((BLOCK,), tl.float64)
@@ -46,7 +46,7 @@ def _columns(x, out, N, D, STRIDE, COLUMNS: tl.constexpr, AHEAD: tl.constexpr):
     sums = tl.zeros((COLUMNS,), tl.float64)
     row = 0
     while row < N:
-        # Added one after the other, but loaded together.
+        # Loaded together, but added in the order of the rows.
         for ahead in tl.static_range(AHEAD):
             there = (at < D) & (row + ahead < N)
             sums += tl.load(x + at, mask=there, other=0.0).to(tl.float64)
@@ -56,12 +56,12 @@ def _columns(x, out, N, D, STRIDE, COLUMNS: tl.constexpr, AHEAD: tl.constexpr):
 
 
 def is_supported(x: Tensor) -> bool:
-    """Whether these are rows for the kernels."""
+    """Whether the kernels support a matrix of this type, layout and size."""
     return x.is_cuda and x.dtype == torch.float32 and x.stride(1) == 1 and 0 < x.shape[1] < 2**31 - PIECE and len(x) > 0
 
 
 def squared_norms(x: Tensor) -> Tensor:
-    """Σ_j x_ij² of every row."""
+    """Σ_j x_ij² of every row, [n] in float64."""
     n, d = x.shape
     pieces = triton.cdiv(d, PIECE)
     parts = x.new_empty((n, pieces), dtype=torch.float64)
@@ -74,7 +74,7 @@ def squared_norms(x: Tensor) -> Tensor:
 
 
 def column_sums(x: Tensor) -> Tensor:
-    """Σ_i x_ij of every column, the rows one after the other."""
+    """Σ_i x_ij of every column, [d] in float64, added in the order of the rows."""
     n, d = x.shape
     out = x.new_empty(d, dtype=torch.float64)
     _columns[(triton.cdiv(d, COLUMNS),)](x, out, n, d, x.stride(0), COLUMNS, AHEAD)

@@ -1,8 +1,8 @@
-"""Algorithm 3, the local update: a client's batches, the protocol of a local optimizer, the optimizers, schedules of their rate.
+"""Algorithm 3, the local update: a client's batches, the interface of a local optimizer, the optimizers and their rate schedules.
 
-A client takes τ steps w ← w − η_l·direction. A `Schedule` says on which of its rows, for a whole chunk of clients. An optimizer
-says the direction, over tensors with a leading client dimension. The rest is the same for all: the proximal pull and SCAFFOLD's
-correction are added to the gradient before, and a client that has taken all its steps stands still (`trainers/steps.py`).
+A client takes τ steps w ← w − η_l·direction. A `Schedule` says which rows each step uses, for a whole chunk of clients. An
+optimizer computes the direction, on tensors with a leading client dimension. The rest is common to all optimizers and is in
+`trainers/steps.py`: proximal term and SCAFFOLD's correction are added to the gradient, and finished clients no longer move.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Schedule:
         positions: [n, s, b] row positions within the client; s = 1 when every step uses the same batch.
         weights: [n, s, b] 1/|batch| on real rows, 0 on padding, so that a weighted sum of losses is the client's own mean loss.
         steps: [n] how many steps each client takes.
-        most: a public bound on `steps`; None where the clients' own numbers may decide how long the chunk takes.
+        most: a public bound on `steps`; None where the chunk may take as many steps as its longest client.
     """
 
     positions: Tensor
@@ -43,7 +43,7 @@ class Schedule:
 
     @property
     def uneven(self) -> bool:
-        """Whether some clients may finish before others."""
+        """Whether clients may finish at different steps."""
         return self.most is not None or bool((self.steps != self.steps[0]).any())
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ class Schedule:
         return Schedule(self.positions[at], self.weights[at], self.steps[at], self.most)
 
     def in_own_shape(self) -> Schedule:
-        """The same for one client, with batches as long as the power of two that holds its rows: few shapes, and its own."""
+        """The schedule of one client, with batches of the power of two that holds its rows: few shapes, by its data alone."""
         real = int((self.weights > 0).sum(-1).max())
         room = 1 << max(real - 1, 0).bit_length()
         more = max(0, room - self.positions.shape[-1])
@@ -65,11 +65,11 @@ class Schedule:
 def schedule(
     local: LocalOptimizer, sizes: Tensor, generator_of: Callable[[int], np.random.Generator], *, public: bool = False
 ) -> Schedule:
-    """The batches of a chunk of non-empty clients that hold `sizes` rows.
+    """Draw the batches of a chunk of non-empty clients that hold `sizes` rows.
 
     Padding repeats a row of the client: it has weight 0, and its loss is finite whenever the client's own is. A client's shuffles
-    are drawn from its own generator; clients are asked for one after the other. With `public`, shapes follow from `local` alone, so
-    that nothing about one client's batches depends on how much the others hold.
+    are drawn from its own generator, `generator_of(index)`, one client after the other. With `public`, shapes follow from `local`
+    alone, so that nothing about one client's batches depends on how many rows other clients hold.
     """
     steps, used = local.step_count(sizes), local.used(sizes)
     largest = local.max_examples if public else int(used.max())
@@ -93,8 +93,8 @@ def schedule(
     shares = np.zeros((len(sizes), tau, b), dtype=np.float32)
     for row, (size, keep, count) in enumerate(zip(sizes.tolist(), used.tolist(), steps.tolist(), strict=True)):
         generator = generator_of(row)
-        # Rows that fit into one batch are taken in their order, as above: what a client computes must not depend on which of the
-        # two ways its neighbors ask for.
+        # Rows that fit into one batch keep their order, as in the branch above: a client's batches must not depend on which of the
+        # two branches the sizes of other clients select.
         whole = keep == size and keep <= b
         order = np.arange(size) if whole else generator.permutation(size)[:keep]
         held = order if keep < size else np.arange(size)
@@ -117,13 +117,13 @@ def _check(field: str, value: object, right: Callable[[float], bool], what: str)
 @checked
 @dataclass(frozen=True)
 class RateSchedule:
-    """The local rate over rounds, as a share of `lr`: all of it, after `warm_up` rounds of a straight rise to it.
+    """The local rate over rounds, as a share of `lr`: a linear warm-up of `warm_up` rounds, then constant.
 
     >>> [RateSchedule(warm_up=2).share(round) for round in (1, 2, 3)]
     [0.5, 1.0, 1.0]
 
     Attributes:
-        warm_up: rounds until the rate is `lr`; 0 for none.
+        warm_up: rounds until the rate is `lr`; 0 for no warm-up.
     """
 
     warm_up: int = 0
@@ -135,26 +135,26 @@ class RateSchedule:
         )
 
     def share(self, round: int) -> float:
-        """What `lr` is multiplied with in a round, which are counted from 1."""
+        """The factor on `lr` in a round; rounds are counted from 1."""
         return round / self.warm_up if round <= self.warm_up else self.after(round - self.warm_up)
 
     def after(self, round: int) -> float:
-        """The same, by the number of the round after the warm-up."""
+        """The factor on `lr` in a round after the warm-up; the first one is round 1."""
         return 1.0
 
 
 @checked
 @dataclass(frozen=True)
 class CosineRate(RateSchedule):
-    """Falls along half a cosine from `lr` in the first round towards `final_share`·lr, which it has after `rounds` rounds.
+    """Cosine decay from `lr` in the first round to `final_share`·lr, which is reached after `rounds` rounds.
 
     >>> [round(CosineRate(rounds=4).share(number), 3) for number in (1, 3, 5, 9)]
     [1.0, 0.5, 0.0, 0.0]
 
     Attributes:
-        warm_up: rounds before it in which the rate rises to `lr`.
-        rounds: how many rounds the fall takes; usually the run's less the warm-up.
-        final_share: the share of `lr` that stays.
+        warm_up: rounds before the decay in which the rate rises to `lr`.
+        rounds: how many rounds the decay takes; usually the run's rounds minus the warm-up.
+        final_share: the share of `lr` at the end.
     """
 
     rounds: int = 0
@@ -173,15 +173,15 @@ class CosineRate(RateSchedule):
 @checked
 @dataclass(frozen=True)
 class StepRate(RateSchedule):
-    """Multiplied by `factor` after every `every` rounds.
+    """Step decay: the rate is multiplied by `factor` after every `every` rounds.
 
     >>> [StepRate(every=2, factor=0.5).share(round) for round in (1, 2, 3, 5)]
     [1.0, 1.0, 0.5, 0.25]
 
     Attributes:
-        warm_up: rounds before it in which the rate rises to `lr`.
-        every: rounds at one rate.
-        factor: from one rate to the next.
+        warm_up: rounds before the decay in which the rate rises to `lr`.
+        every: rounds with the same rate.
+        factor: from each rate to the next.
     """
 
     every: int = 0
@@ -201,7 +201,7 @@ SCHEDULES: dict[str, type[RateSchedule]] = {"constant": RateSchedule, "cosine": 
 
 
 Moments = dict[str, Tensor]
-"""What an optimizer remembers of a parameter from step to step, by name; each is shaped like the parameter, [n, …]."""
+"""An optimizer's state of one parameter, by name, kept from step to step; each tensor has the parameter's shape, [n, …]."""
 Count = TypeVar("Count", float, Tensor)
 OPTIMIZER_HINTS = {
     "learning_rate": "lr=0.1",
@@ -215,11 +215,11 @@ OPTIMIZER_HINTS = {
 
 @dataclass(frozen=True)
 class Clock:
-    """Where in their round the clients of a chunk are, on their device. Read it; only the trainer moves it.
+    """The position of a chunk's clients within their round, on their device. Optimizers read it; only the trainer changes it.
 
     Attributes:
-        step: how many steps were taken before this one: a float64 tensor without dimensions, so that it can be part of a recording
-            and does not change the type of what it is multiplied with.
+        step: how many steps were taken before this one: a float64 scalar tensor, so that it can be part of a CUDA graph and does
+            not change the type of a tensor that is multiplied with it.
         steps: τ of every client, [n].
     """
 
@@ -228,7 +228,7 @@ class Clock:
 
 
 def as_rows(values: Tensor, like: Tensor) -> Tensor:
-    """One value per client [n] in a shape that goes with `like` [n, …]."""
+    """View one value per client, [n], in a shape that broadcasts with `like`, [n, …]."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
@@ -237,8 +237,8 @@ def as_rows(values: Tensor, like: Tensor) -> Tensor:
 class LocalOptimizer:
     """A local optimizer: the number of local steps, their batches, and the direction of a step.
 
-    A new optimizer is one frozen dataclass that inherits from this one and says `direction`. All trainers and the Flower clients
-    then take it; a line in `OPTIMIZERS` gives it a name in configuration files.
+    A new optimizer is one frozen dataclass that inherits from this class and defines `direction`. All trainers and the Flower
+    clients accept it; an entry in `OPTIMIZERS` gives it a name in configuration files.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -255,17 +255,17 @@ class LocalOptimizer:
     0.9
 
     Attributes:
-        lr: η_l, the local rate; "auto" lets the clients' votes choose it (central privacy and simulations without any).
-        steps: local steps of a round; give this or `epochs`.
-        epochs: passes over the client's rows; give this or `steps`.
+        lr: η_l, the local rate; "auto" lets the clients' votes choose it (central DP, or simulations without privacy).
+        steps: local steps of a round; pass this or `epochs`.
+        epochs: passes over the client's rows; pass this or `steps`.
         batch_size: rows of one step; None for all of them.
-        proximal: μ of the FedProx pull μ(w − w⁽ᵗ⁾) towards the global model (Li et al. 2020), part of every gradient.
-        max_examples: a public bound on the rows of a client: one that holds more trains each round on a sample of that many, drawn
-            from its own stream. How much a client holds is private, so a secure run can put many clients into one tensor program
-            only under such a bound.
-        clip_gradient: a bound on the norm of a client's gradient in every step, over all parameters together, pull and correction
-            included; None for no bound. It is no part of the privacy, whose clip is the algorithm's.
-        schedule: how the rate changes over rounds, such as `CosineRate(rounds=50)`; None for a rate that stays.
+        proximal: μ of FedProx (Li et al. 2020), whose proximal term μ(w − w⁽ᵗ⁾) is added to every gradient.
+        max_examples: a public bound on the rows of a client: a client that holds more trains each round on a sample of that many,
+            drawn from its own stream. The number of rows is private, so a secure run can put many clients into one tensor program
+            only with this bound.
+        clip_gradient: a bound on the norm of a client's gradient in every step, over all parameters together, proximal term and
+            correction included; None for no bound. The privacy guarantee does not use it; its clip is the algorithm's.
+        schedule: how the rate changes over rounds, such as `CosineRate(rounds=50)`; None for a constant rate.
     """
 
     lr: float | Literal["auto"]
@@ -278,7 +278,7 @@ class LocalOptimizer:
     schedule: RateSchedule | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` where a setting is out of range; a subclass with fields of its own calls it and checks those."""
+        """Raise `InputError` if a setting is out of range; a subclass with more fields calls this method and checks its own."""
         if self.lr != "auto":
             _check("local lr", self.lr, lambda x: 0 < x < math.inf, "a positive number or 'auto'")
         require(
@@ -301,11 +301,11 @@ class LocalOptimizer:
         )
 
     def used(self, sizes: Tensor) -> Tensor:
-        """How many examples clients of these sizes train on in a round."""
+        """The number of examples that clients of these sizes train on in a round."""
         return sizes if self.max_examples is None else sizes.clamp_max(self.max_examples)
 
     def step_count(self, sizes: Tensor) -> Tensor:
-        """τ for clients of these sizes."""
+        """τ, the number of local steps, for clients of these sizes."""
         if self.epochs is None:
             return torch.full_like(sizes, self.steps or 0)
         used = self.used(sizes)
@@ -323,7 +323,7 @@ class LocalOptimizer:
 
     @property
     def rate(self) -> float:
-        """η_l as a number."""
+        """η_l as a number; raises `InputError` where it is "auto"."""
         if isinstance(self.lr, str):
             raise InputError("local lr is 'auto', which only a run can choose; give a number here, such as lr=0.1.")
         return self.lr
@@ -332,16 +332,16 @@ class LocalOptimizer:
         return replace(self, lr=rate)
 
     def in_round(self, round: int) -> Self:
-        """The same optimizer at the rate of a round, which are counted from 1, without a schedule."""
+        """The same optimizer with the rate of a round and without a schedule; rounds are counted from 1."""
         if self.schedule is None:
             return self
-        # A schedule may end at zero, which is no rate of an optimizer: the smallest number stands for it.
+        # A schedule may end at zero, which is not a valid rate: the smallest positive number replaces it.
         rate = max(self.rate * self.schedule.share(round), torch.finfo(torch.float32).tiny)
         return replace(self, lr=rate, schedule=None)
 
     @property
     def moment_names(self) -> tuple[str, ...]:
-        """The moments of every parameter that `direction` gets: zero at the start of every round."""
+        """The names of the moments that `direction` gets for every parameter; all are zero at the start of every round."""
         return ()
 
     @property
@@ -355,29 +355,29 @@ class LocalOptimizer:
         return self.clip_gradient is not None
 
     def combine_gradients(self, gradients: Params) -> Params:
-        """The gradients that `direction` gets, by name, from those of all parameters, which are not to be changed in place.
+        """Return the gradients that `direction` gets, by name, from those of all parameters, which must not be changed in place.
 
-        Asked only of an optimizer that `needs_all_gradients`.
+        Called only if `needs_all_gradients`.
         """
         if self.clip_gradient is None:
             return gradients
         norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients.values()]
-        # torch.nn.utils.clip_grad_norm_ adds the same millionth.
+        # torch.nn.utils.clip_grad_norm_ adds the same 1e-6.
         factor = (self.clip_gradient / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp_max(1.0)
         return {name: gradient * as_rows(factor, gradient) for name, gradient in gradients.items()}
 
     def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
-        """The direction of a step. The trainer then computes w ← w − η_l·direction.
+        """Compute the direction of a step. The trainer then computes w ← w − η_l·direction.
 
         A client's row may depend on its own rows of the arguments only. No shape and no branch may depend on a tensor's values,
         because on a GPU the operations are recorded once and replayed.
 
         Args:
             w: one parameter of n clients, [n, …].
-            gradient: of the client's loss on this step's batch, pull and correction included, [n, …]; not to be changed in place.
-                Of w's type where moments are kept; otherwise it may be bf16 in a bf16 run.
+            gradient: of the client's loss on this step's batch, with proximal term and correction, [n, …]; not to be changed in
+                place. It has w's type where moments are kept; otherwise it may be bf16 in a bf16 run.
             moments: of this parameter, by `moment_names`; to be changed in place.
-            clock: where in the round the clients are.
+            clock: the position of the clients within the round.
 
         Returns:
             The direction, [n, …]; it may be one of the arguments.
@@ -388,7 +388,7 @@ class LocalOptimizer:
         )
 
     def tau_eta_l(self, tau: Count) -> Count:
-        """τη_l: how far τ steps take a client along a gradient that stays the same, per unit of that gradient.
+        """τη_l: how far τ steps move a client along a constant gradient, per unit of that gradient.
 
         DP-SCAFFOLD divides an update by it to get the client's mean gradient, and refuses an optimizer that has no such number.
         `tau` is a number of steps or a tensor of them.
@@ -404,15 +404,15 @@ class LocalOptimizer:
 class Sgd(LocalOptimizer):
     """Gradient steps: `steps` of them, or `epochs` passes; full batch unless `batch_size` says otherwise.
 
-    With the fields below it takes the steps of `torch.optim.SGD`. What it remembers of earlier steps does not outlive the round.
+    With the fields below it takes the steps of `torch.optim.SGD`. Momentum is reset at the start of every round.
 
     >>> Sgd(lr=0.1, steps=10, momentum=0.9).momentum
     0.9
 
     Attributes:
-        momentum: the share of the last step's direction that stays in the next; 0 for none.
-        nesterov: whether the gradient counts once more beside the momentum, as Nesterov's.
-        weight_decay: of every step, λ·w beside the gradient.
+        momentum: the factor on the last step's direction in the next direction; 0 for no momentum.
+        nesterov: whether to use Nesterov momentum.
+        weight_decay: λ; λ·w is added to the gradient of every step.
     """
 
     momentum: float = 0.0
@@ -463,7 +463,7 @@ def FedProx(
     batch_size: int | None = None,
     max_examples: int | None = None,
 ) -> Sgd:
-    """Gradient steps with the proximal pull μ(w − w⁽ᵗ⁾); the other arguments are those of `Sgd`.
+    """SGD with the proximal term μ(w − w⁽ᵗ⁾); the other arguments are those of `Sgd`.
 
     >>> FedProx(lr=0.1, mu=0.01, steps=5).proximal
     0.01
@@ -474,16 +474,16 @@ def FedProx(
 @checked(hints=OPTIMIZER_HINTS)
 @dataclass(frozen=True)
 class AdamW(LocalOptimizer):
-    """The steps of `torch.optim.AdamW`, with weight decay apart from the gradient. Its moments do not outlive the round.
+    """The steps of `torch.optim.AdamW`, with decoupled weight decay. Its moments are reset at the start of every round.
 
     >>> AdamW(lr=0.001, steps=10).weight_decay
     0.01
 
     Attributes:
-        beta1: of the mean of gradients.
-        beta2: of the mean of their squares.
-        eps: the floor below their root.
-        weight_decay: of every step, λ·w beside the direction.
+        beta1: the decay of the mean of gradients.
+        beta2: the decay of the mean of squared gradients.
+        eps: added to the denominator, the root of the mean of squared gradients.
+        weight_decay: λ; λ·w is added to the direction of every step.
     """
 
     beta1: float = 0.9
@@ -505,7 +505,7 @@ class AdamW(LocalOptimizer):
     def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
         m = moments["m"].lerp_(gradient, 1 - self.beta1)
         v = moments["v"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        # The clock is in float64 and without dimensions, so the moments keep their own type.
+        # clock.step is a float64 scalar tensor, so the moments keep their own type.
         one, two = (1 - beta ** (clock.step + 1) for beta in (self.beta1, self.beta2))
         way = (m / one) / ((v / two).sqrt() + self.eps)
         return way + self.weight_decay * w if self.weight_decay else way

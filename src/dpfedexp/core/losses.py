@@ -1,7 +1,7 @@
 """Losses per example (by name, from torch, or a function), and checks of them before the first round.
 
-One number per example, so that a client's mean is over its own examples and padding can weigh nothing. Nothing broadcasts.
-docs/losses.md says how that differs from torch's mean over a batch.
+A loss gives one number per example, so that a client's mean is over its own examples and padding has weight 0. Shapes never
+broadcast. docs/losses.md describes the difference to torch's mean over a batch.
 """
 
 import copy
@@ -22,11 +22,11 @@ from dpfedexp.errors import InputError, nearest
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 IGNORED = -100
-"""The label that torch leaves out unless it is told another."""
+"""The label that torch ignores by default."""
 
 
 def resolve(loss: str | Loss | None, targets: Any) -> Loss:
-    """The loss by name, one of torch's per example, a callable as it is, or the usual one for the targets' type."""
+    """Return the loss: by name, from torch as one number per example, a callable as it is, or the default for the targets' type."""
     if loss is None:
         return half_squared_error if isinstance(targets, Tensor) and targets.is_floating_point() else cross_entropy
     if isinstance(loss, str):
@@ -41,34 +41,34 @@ def resolve(loss: str | Loss | None, targets: Any) -> Loss:
 
 
 def plain(loss: Loss) -> Loss:
-    """The named loss that computes the same for one label or number per example, where there is one; otherwise the loss itself."""
+    """Return the named loss that computes the same for one label or number per example, if there is one; otherwise `loss`."""
     return loss.plain or loss if isinstance(loss, TorchLoss) else loss
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """[b] from logits [b, classes]; sequences [b, t, classes] with labels [b, t] give the mean over their positions.
+    """Cross-entropy per example, [b], from logits [b, classes]; the mean over positions for sequences [b, t, classes].
 
-    Positions with torch's label −100 do not count. Targets may be probabilities of the logits' shape.
+    Sequences have labels [b, t]; torch's label −100 is ignored. Targets may be probabilities of the logits' shape.
     """
     outputs, targets = with_classes_second("cross-entropy", outputs, targets)
     return per_example(F.cross_entropy(outputs, targets, reduction="none"), targets)
 
 
 def negative_log_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
-    """[b] from log-probabilities, such as those of nn.LogSoftmax(1), in the shapes of `cross_entropy`."""
+    """Negative log-likelihood per example, [b], from log-probabilities (nn.LogSoftmax), in the shapes of `cross_entropy`."""
     outputs, targets = with_classes_second("nll", outputs, targets)
     return per_example(F.nll_loss(outputs, targets, reduction="none"), targets)
 
 
 def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """½‖output − target‖²: the synthetic problem's f_i."""
+    """½‖output − target‖² per example: f_i of the synthetic problem."""
     outputs, targets = match_shapes("half-squared-error", outputs, targets)
     squares = (outputs - targets).square()
     return 0.5 * squares.flatten(1).sum(1) if outputs.dim() > 1 else 0.5 * squares
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean over an example's outputs of (output − target)²: torch's, not halved."""
+    """The mean over an example's outputs of (output − target)²: as in torch, not halved."""
     outputs, targets = match_shapes("mse", outputs, targets)
     return per_example((outputs - targets).square())
 
@@ -80,13 +80,13 @@ def mean_absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def huber(outputs: Tensor, targets: Tensor) -> Tensor:
-    """½(output − target)² up to a distance of 1 and |output − target| − ½ beyond, which is smooth-L1 too."""
+    """½(output − target)² up to a distance of 1 and |output − target| − ½ beyond; the same as smooth L1."""
     outputs, targets = match_shapes("huber", outputs, targets)
     return per_example(F.huber_loss(outputs, targets, reduction="none"))
 
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """[b] from logits, one for every 0/1 target; several labels of an example give their mean."""
+    """Binary cross-entropy per example, [b], from one logit for every 0/1 target; the mean over an example's labels."""
     outputs, targets = match_shapes("binary-cross-entropy", outputs, targets)
     return per_example(F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none"))
 
@@ -115,7 +115,7 @@ ALIASES = {
     **dict.fromkeys(("huber-loss", "smooth-l1", "smooth-l1-loss"), "huber"),
     **{"nll-loss": "nll", "poisson-nll": "poisson"},
 }
-"""Other names of the same losses. A name may be written with capitals, underscores or spaces too."""
+"""Other names of the same losses. Names may also be written with capitals, underscores or spaces."""
 
 
 def by_name(name: str) -> Loss:
@@ -127,7 +127,7 @@ def by_name(name: str) -> Loss:
 
 
 def output_tensor(outputs: Any) -> Tensor:
-    """What a loss compares with targets: the outputs, or of several parts the one named logits, as in models of `transformers`."""
+    """Return the tensor that a loss compares with targets: the outputs, or their part named logits, as in `transformers`."""
     if isinstance(outputs, Tensor):
         return outputs
     part = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
@@ -142,7 +142,7 @@ def output_tensor(outputs: Any) -> Tensor:
 
 
 def match_shapes(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs in the targets' shape, where the two differ by dimensions of size 1 only, and targets in the outputs' type."""
+    """Return outputs in the targets' shape, which may differ by dimensions of size 1, and whole-number targets in their type."""
     outputs = output_tensor(outputs)
     if outputs.shape != targets.shape:
         if not same_but_singletons(outputs, targets):
@@ -157,15 +157,15 @@ def match_shapes(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, T
 
 
 def same_but_singletons(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether the shapes are the same but for dimensions of size 1 after the first; `squeeze` leaves a single row none at all."""
+    """Whether two shapes are equal but for dimensions of size 1 after the first; a squeezed single row may have no dimension."""
     one, other = outputs.shape or (1,), targets.shape or (1,)
     return one[0] == other[0] and [n for n in one[1:] if n != 1] == [n for n in other[1:] if n != 1]
 
 
 def class_dimension(outputs: Tensor, targets: Tensor, *, second: bool = False) -> int | None:
-    """Where the classes are: last as in [b, t, classes] with labels [b, t], or second as torch has them; None where nowhere.
+    """The dimension of the classes: last, as in [b, t, classes] with labels [b, t], or second, as in torch; None if neither fits.
 
-    `second` says which it is where both fit.
+    With `second`, the second dimension is preferred where both fit.
     """
     if outputs.dim() != targets.dim() + 1 or targets.dim() == 0:
         return None
@@ -174,7 +174,7 @@ def class_dimension(outputs: Tensor, targets: Tensor, *, second: bool = False) -
 
 
 def with_classes_second(name: str, outputs: Tensor, targets: Tensor, *, second: bool = False) -> tuple[Tensor, Tensor]:
-    """Outputs as torch wants them, [b, classes, …], and labels [b, …], or probabilities in the outputs' shape."""
+    """Return outputs as torch expects them, [b, classes, …], and labels [b, …], or probabilities in the outputs' shape."""
     outputs = output_tensor(outputs)
     at = class_dimension(outputs, targets, second=second)
     if targets.is_floating_point():
@@ -197,19 +197,19 @@ def with_classes_second(name: str, outputs: Tensor, targets: Tensor, *, second: 
 
 
 def per_example(losses: Tensor, labels: Tensor | None = None, ignored: int = IGNORED) -> Tensor:
-    """[b] from [b, …]: the mean over what an example has, with labels over the positions whose label counts, 0 where none does."""
+    """The mean loss of each example, [b] from [b, …]; with labels, over positions that are not `ignored`, and 0 if all are."""
     if losses.dim() < 2:
         return losses
     mean = losses.flatten(1).mean(1)
     if labels is None or labels.is_floating_point():
         return mean
     counted = (labels != ignored).flatten(1).sum(1).clamp_min(1)
-    # Where all count the factor is exactly 1, so that the mean stays what it is, bit for bit.
+    # Where no label is ignored the factor is exactly 1, so the mean is unchanged, bit for bit.
     return mean * (math.prod(labels.shape[1:]) / counted)
 
 
 def shape(value: Any) -> str:
-    """A tensor's shape with b for its number of rows; otherwise the kind of thing."""
+    """A tensor's shape as text, with b for its number of rows; of any other value `shape_of`."""
     if not isinstance(value, Tensor):
         return shape_of(value)
     return "(" + ", ".join(["b", *map(str, value.shape[1:])]) + (",)" if value.dim() == 1 else ")")
@@ -217,14 +217,14 @@ def shape(value: Any) -> str:
 
 @dataclass(frozen=True)
 class LossTraits:
-    """What a loss expects as outputs and targets.
+    """The outputs and targets that a loss expects.
 
     Attributes:
         kind: "classes" by labels, "binary" for 0/1 targets, "numbers", or "unknown" for any other loss.
-        threshold: above which an output says 1.
+        threshold: the output above which the prediction is 1.
         log: whether outputs are logarithms of the expected numbers.
-        ignored: the label that does not count.
-        second: whether classes are the second dimension where last would fit too.
+        ignored: the label that is ignored.
+        second: whether classes are the second dimension where the last would fit too.
         log_probabilities: whether the outputs of classes are log-probabilities, and not logits.
     """
 
@@ -246,7 +246,7 @@ _LOSS_TRAITS: dict[Loss, LossTraits] = {
 
 
 def loss_traits(loss: Loss) -> LossTraits:
-    """A named loss's, or that which the loss carries itself."""
+    """The traits of a loss: its own `traits`, or from the table of named losses."""
     own = getattr(loss, "traits", None)
     if isinstance(own, LossTraits):
         return own
@@ -254,7 +254,7 @@ def loss_traits(loss: Loss) -> LossTraits:
 
 
 def read(loss: Loss, outputs: Any) -> Any:
-    """What the loss looks at of a model's outputs; a function of the caller's own gets all of them."""
+    """Return the part of a model's outputs that the loss uses; a function of the caller gets all of them."""
     return outputs if loss_traits(loss).kind == "unknown" else output_tensor(outputs)
 
 
@@ -288,11 +288,11 @@ _PLAIN: dict[str, Loss] = {
 
 
 class TorchLoss:
-    """One loss per example by a loss of torch; the module that was given is copied and stays as it is.
+    """A loss of torch that returns one loss per example; it works on a copy of the given module.
 
     Attributes:
-        traits: how it reads outputs.
-        plain: the named loss that computes the same for one label or number per example, None where options make it another.
+        traits: the outputs and targets that the loss expects.
+        plain: the named loss that computes the same for one label or number per example; None where options change the loss.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -308,7 +308,7 @@ class TorchLoss:
         self.traits = _traits_of(module)
         options = _options(module) | ({"reduction": reduction} if self.added else {})
         self.name = type(module).__name__
-        # By this name the settings of a run know the loss, so that a run with other options can't resume from its checkpoint.
+        # A run's settings identify the loss by this name, so that a run with other options can't resume from its checkpoint.
         self.__qualname__ = self.name + (f"({', '.join(f'{k}={v}' for k, v in options.items())})" if options else "")
         self.plain = _PLAIN.get(self.__qualname__)
         self._placed: dict[torch.device, nn.Module] = {}
@@ -329,14 +329,14 @@ class TorchLoss:
         return per_example(losses, targets if traits.kind == "classes" else None, traits.ignored)
 
     def _on(self, device: torch.device) -> nn.Module:
-        """The module with its weights where the outputs are."""
+        """Return the copy of the module whose weights are on the device of the outputs."""
         if device not in self._placed:
             self._placed[device] = copy.deepcopy(self.module).to(device)
         return self._placed[device]
 
 
 def from_torch(loss: Any) -> TorchLoss | None:
-    """A module with a `reduction`, a function of torch.nn.functional, or a `functools.partial` of one; None for anything else."""
+    """Wrap a module with a `reduction`, a function of torch.nn.functional, or a `functools.partial` of one; None for others."""
     if isinstance(loss, nn.Module):
         return TorchLoss(loss) if hasattr(loss, "reduction") else None
     call = loss if isinstance(loss, functools.partial) else functools.partial(loss)
@@ -362,7 +362,7 @@ def _traits_of(module: nn.Module) -> LossTraits:
 
 
 def _options(module: nn.Module) -> dict[str, str]:
-    """What differs from torch's defaults, as text."""
+    """The options that differ from torch's defaults, as text."""
     found = {}
     for name, parameter in inspect.signature(type(module)).parameters.items():
         value = getattr(module, name, parameter.default)
@@ -378,14 +378,14 @@ def _options(module: nn.Module) -> dict[str, str]:
 
 
 _CLOSE = 1e-4
-"""Losses that differ by less are the same, computed in another order."""
+"""Losses that differ by less are equal up to rounding."""
 _SHAPING = ("View", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Permute", "Select", "Alias", "UnsafeView")
 _ROWS = 65536
-"""Rows of targets looked at together, so that the look needs no memory in proportion to the data."""
+"""How many rows of targets are checked at a time, so that memory does not grow with the data."""
 
 
 def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
-    """Raises `InputError` where the loss does not give one right number for each of these rows, of which there are at least two."""
+    """Raise `InputError` unless the loss gives one valid number for each of these rows, of which there must be at least two."""
     outputs, targets = _without_coincidence(read(loss, outputs), targets)
     both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
     traits = loss_traits(loss)
@@ -431,12 +431,12 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
 
 
 def output_warning(loss: Loss, outputs: Any) -> str | None:
-    """A warning where the outputs are not what the loss expects, such as probabilities instead of logits; None otherwise."""
+    """Return a warning if the outputs are not what the loss expects, such as probabilities instead of logits; otherwise None."""
     outputs, traits = read(loss, outputs), loss_traits(loss)
     if not isinstance(outputs, Tensor):
         return None
     last, step = "", outputs.grad_fn
-    # Operations that only change the numbers' shape do not count.
+    # Skip operations that only change the shape.
     while step is not None and (last := step.name().partition("Backward")[0]) in _SHAPING:
         last, step = "", step.next_functions[0][0] if step.next_functions else None
     if traits.kind == "binary" and traits.threshold == 0.0 and last == "Sigmoid":
@@ -455,9 +455,9 @@ def output_warning(loss: Loss, outputs: Any) -> str | None:
 
 
 def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
-    """Raises `InputError` where one of all the targets has no output, or as a 0/1 target is not from 0 to 1.
+    """Raise `InputError` if any label has no output, or any 0/1 target is outside [0, 1].
 
-    `field` is what they are called; `outputs` are of a few rows, for the number of classes.
+    `field` is the name of the targets in messages; `outputs` are those of a few rows, for the number of classes.
     """
     outputs, traits = read(loss, outputs), loss_traits(loss)
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or targets.numel() == 0:
@@ -481,7 +481,7 @@ def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
 
 
 def _range(targets: Tensor, ignored: int | None = None) -> tuple[float, float]:
-    """The least and the most, without a copy of the targets; 0 and 0 where all are ignored."""
+    """The smallest and the largest target, without a copy of the targets; 0 and 0 where all are ignored."""
     found = []
     for part in targets.flatten(1).split(_ROWS) if targets.dim() > 1 else targets.split(_ROWS):
         kept = part if ignored is None else part[part != ignored]
@@ -491,7 +491,7 @@ def _range(targets: Tensor, ignored: int | None = None) -> tuple[float, float]:
 
 
 def _without_coincidence(outputs: Any, targets: Any) -> tuple[Any, Any]:
-    """As many rows as no other dimension has: (2, 2) minus (2,) broadcasts where (3, 2) minus (3,) fails."""
+    """Return a number of rows that no other dimension has: (2, 2) minus (2,) broadcasts where (3, 2) minus (3,) fails."""
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or outputs.dim() == 0:
         return outputs, targets
     taken = {*outputs.shape[1:], *targets.shape[1:]}
@@ -503,9 +503,9 @@ def _without_coincidence(outputs: Any, targets: Any) -> tuple[Any, Any]:
 
 
 def _mixes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
-    """Whether an example's loss depends on the other rows. Rows that differ are made up, since those tried may be alike."""
+    """Whether an example's loss depends on other rows. Made-up rows are tried first, because the given rows may be equal."""
     generator = torch.Generator().manual_seed(0)
-    # On the CPU: a made-up label that the loss does not know is an error there, and the end of the process on a GPU.
+    # On the CPU: a label that the loss does not know is an error there, but ends the process on a GPU.
     labels = (torch.arange(targets.numel()) % 2).reshape(targets.shape)
     numbers = [torch.rand(like.shape, generator=generator) for like in (outputs, targets)]
     made_up = numbers[0].to(outputs.dtype), (numbers[1] if targets.is_floating_point() else labels).to(targets.dtype)

@@ -1,4 +1,4 @@
-"""A module from outside: its parameters as one flat vector, and what it is given and gives, one tensor or several."""
+"""A model of torch: its parameters as one flat vector, and its inputs and outputs, which are one tensor or several."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Layout:
 
     @staticmethod
     def of(model: nn.Module) -> Layout:
-        """The layout of a module. Frozen parameters (requires_grad=False) are no part of it: nothing of them is sent."""
+        """The layout of a module. Frozen parameters (requires_grad=False) are not part of it and are never sent."""
         for name, parameter in model.named_parameters():
             if is_lazy(parameter):
                 raise InputError(
@@ -47,7 +47,7 @@ class Layout:
         return sum(self.sizes)
 
     def unflatten(self, flat: Tensor) -> Params:
-        """Views into a vector [d], or into rows [n, d] as tensors [n, *shape]."""
+        """Views of the parameters in a vector [d], or in rows [n, d] as tensors [n, *shape]."""
         lead = flat.shape[:-1]
         parts = flat.split(self.sizes, dim=-1)
         return {n: p.view((*lead, *s)) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}
@@ -74,14 +74,14 @@ Inputs = Any
 
 
 def leaves(x: Inputs) -> list[Tensor]:
-    """The tensors of inputs, in order."""
+    """The tensors of the inputs, in order."""
     if isinstance(x, Tensor):
         return [x]
     return list(x.values()) if isinstance(x, dict) else list(x)
 
 
 def each(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
-    """The same structure with a function of every tensor."""
+    """Apply a function to every tensor of the inputs; returns the same structure."""
     if isinstance(x, Tensor):
         return function(x)
     if isinstance(x, dict):
@@ -90,25 +90,25 @@ def each(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
 
 
 def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """How a module is called with these inputs."""
+    """The positional and the keyword arguments with which a module is called on these inputs."""
     if isinstance(x, Tensor):
         return (x,), {}
     return ((), x) if isinstance(x, dict) else (x, {})
 
 
 def call(module: nn.Module, x: Inputs) -> Any:
-    """The module's outputs."""
+    """Call the module on inputs of any structure and return its outputs."""
     by_place, by_name = arguments(x)
     return module(*by_place, **by_name)
 
 
 def in_float(outputs: Any) -> Any:
-    """Outputs in float32, those of several parts too."""
+    """Convert floating-point outputs to float32, also in nested structures."""
     return tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, outputs)
 
 
 def shape_of(x: Any) -> str:
-    """Shapes for a sentence; of something else than tensors its class."""
+    """Shapes as text for a message; for values that are not tensors, their class."""
     if isinstance(x, dict):
         return "{" + ", ".join(f"{name}: {shape_of(value)}" for name, value in x.items()) + "}"
     if isinstance(x, tuple | list):

@@ -1,17 +1,17 @@
-"""Where random draws come from, and the lattice on which the noise of a run that protects data is added.
+"""Sources of randomness, and the lattice on which a secure run adds its noise.
 
-A simulation draws from keyed streams: every draw is a function of (seed, purpose, round, client) and of nothing else, so a run does
-not depend on the chunk size, the device, the number of ranks, or on where it was interrupted. The generator is the counter-based
-Philox: the key is (seed, purpose), the counter starts at (place, client, round, lane), so no two streams ever meet. Noise is drawn
-on the CPU and moved, because that is what makes a GPU run equal a CPU run.
+A simulation draws from keyed streams: every draw is a function of (seed, purpose, round, client) alone, so a run does not depend on
+chunk size, device, number of ranks or interruptions. The generator is the counter-based Philox: the key is (seed, purpose), the
+counter starts at (place, client, round, lane), so streams never overlap. Noise is drawn on the CPU and moved to the device, so
+that a GPU run has the noise of a CPU run.
 
-A run that protects data draws from the operating system through ChaCha20, whose output can not be predicted or run backwards.
-Its sums and its noise are whole numbers of steps on one lattice, so that no low bit of a release tells what it was added to.
+A secure run draws from the operating system through ChaCha20, whose output can't be predicted or run backwards. Its sums and
+its noise are whole multiples of one step, the lattice, so that no low bit of a release reveals the value to which noise was added.
 The step is a power of two, so dividing by it and multiplying with it are exact. Values are truncated toward zero, so a vector in
-the ball of radius C stays in it. float64 is exact below 2⁵³, and `check_room` refuses anything that could come near.
+the ball of radius C stays in it. float64 is exact below 2⁵³, and `check_room` refuses sums that could come near.
 
-A mask splits a client's row x into x − m mod 2⁶⁴ and the 256-bit seed of m, ChaCha20's key stream as little-endian words. Either
-part alone is uniform and tells nothing of x. Sums of both parts add to the sum of the rows, in uint64, which wraps around.
+In two-party aggregation, a mask m splits a client's row x into x − m mod 2⁶⁴ and the 256-bit seed of m, which ChaCha20's key stream
+expands to little-endian words. Each part alone is uniform and independent of x. The sums of both parts add up to the sum of rows.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from dpfedexp.machine import run_on_threads
 
 
 class Noise(Protocol):
-    """Randomness for one purpose of one round. Rows are keyed by client, so a chunk's draws do not depend on its neighbors.
+    """Randomness for one purpose of one round. Rows are keyed by client, so a draw does not depend on the rest of the chunk.
 
-    A simulation's noise comes from its seed; a deployment's from the operating system, where the keys mean nothing.
+    In a simulation the noise comes from the seed; in a deployment from the operating system, and the keys are ignored.
     """
 
     def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -53,12 +53,12 @@ class Noise(Protocol):
 _NORMAL, _UNIFORM = 0, 1
 _LONG = 512
 _ROW_PIECE = 2**20
-"""Draws of one row that follow each other; a longer row consists of several, so that threads can share it."""
+"""How many draws of a row come from one stream; a longer row uses several streams, so that threads can share it."""
 
 
 @dataclass(frozen=True)
 class Streams:
-    """All the randomness of one simulated run."""
+    """The random streams of one simulated run."""
 
     seed: int
 
@@ -74,7 +74,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class KeyedNoise:
-    """The draws of one purpose in one round; implements `mechanisms.Noise`."""
+    """The draws of one purpose in one round; implements `Noise`."""
 
     seed: int
     purpose: str
@@ -107,11 +107,11 @@ class KeyedNoise:
         return torch.from_numpy(out)
 
     def generator(self, client: int) -> np.random.Generator:
-        """A generator of one client's own, for draws of another shape such as permutations."""
+        """A generator for one client, for draws of other shapes such as permutations."""
         return self.generators()(client)
 
     def generators(self) -> Callable[[int], np.random.Generator]:
-        """From a client to its generator, for many clients one after the other: asking for one ends what the one before drew."""
+        """Return a function from a client to its generator. Each call ends the last client's draws: they share one object."""
         reseed, generator = self._generator()
 
         def of(client: int) -> np.random.Generator:
@@ -121,12 +121,12 @@ class KeyedNoise:
         return of
 
     def _generator(self) -> tuple[Callable[..., None], np.random.Generator]:
-        """One generator and a function that jumps to a client's counter: far cheaper than a generator per client."""
+        """Return a function that moves to a client's counter, and the generator: far cheaper than a generator per client."""
         bits = np.random.Philox(key=np.array([self.seed, zlib.crc32(self.purpose.encode())], dtype=np.uint64))
         state = bits.state
 
         def reseed(client: int, lane: int, first: int = 0) -> None:
-            # A piece uses far fewer counter values than 2³² for each of its draws.
+            # Each draw of a piece uses far fewer than 2³² counter values.
             state["state"]["counter"][:] = (first << 32, client, self.round, lane)
             state["buffer_pos"] = 4
             state["has_uint32"] = 0
@@ -139,7 +139,7 @@ _BYTES_PER_KEY = 2**30
 
 
 def key_stream(key: bytes, nonce: bytes = bytes(12)) -> Any:
-    """ChaCha20 (RFC 8439) under a key of 256 bits, from block 0; its `update` turns zeros into the key stream."""
+    """ChaCha20 (RFC 8439) with a 256-bit key, from block 0; its `update` turns zeros into the key stream."""
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20 as Algorithm
@@ -149,11 +149,11 @@ def key_stream(key: bytes, nonce: bytes = bytes(12)) -> Any:
 
 
 class ChaChaNoise:
-    """System randomness; implements `mechanisms.Noise`. The clients' keys mean nothing here.
+    """Randomness of the operating system; implements `Noise` and ignores the clients' keys.
 
-    A new key is taken after every GiB, and by every forked process, whose parent would otherwise give out the same words.
-    Successive draws are independent, so one object serves every purpose of every round. There is no state that could be saved.
-    Normals are pairs by Box and Muller's method from 128 bits: rounded to a grid they leave no gaps, and the largest is 9.5.
+    The key changes after every GiB, and in every forked process, because parent and child would otherwise draw the same words.
+    Successive draws are independent, so one object serves every purpose of every round. It has no state that could be saved.
+    Normals are pairs by the Box-Muller method from 128 bits: rounded to a lattice they leave no gaps, and the largest is 9.5.
 
     >>> ChaChaNoise().uniform(torch.arange(2), 3).shape
     torch.Size([2, 3])
@@ -168,7 +168,7 @@ class ChaChaNoise:
         self._left, self._owner = _BYTES_PER_KEY, os.getpid()
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """Random 64-bit words."""
+        """Draw `count` random 64-bit words."""
         size = 8 * count
         with self._lock:
             if self._left < size or self._owner != os.getpid():
@@ -180,7 +180,7 @@ class ChaChaNoise:
         count = len(clients) * width
         half = (count + 1) // 2
         words = torch.from_numpy(self.words(2 * half).astype(np.float64))
-        # A half more than a whole number is never 0, so the logarithm is finite.
+        # Adding ½ keeps the number above 0, so the logarithm is finite.
         radius = words[:half].add(0.5).mul_(2.0**-64).log_().mul_(-2.0).sqrt_()
         angle = words[half:].mul_(2.0 * math.pi * 2.0**-64)
         drawn = torch.cat([radius * angle.cos(), radius * angle.sin()])
@@ -190,14 +190,14 @@ class ChaChaNoise:
         return torch.from_numpy(self.random(len(clients) * width)).reshape(len(clients), width)
 
     def generator(self, client: int = 0) -> ChaChaNoise:
-        """Itself, which has the two methods of a NumPy generator that choosing clients asks for."""
+        """Return this object, which has the two methods of a NumPy generator that client sampling uses."""
         return self
 
     def random(self, size: int) -> NDArray[np.float64]:
         return (self.words(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def choice(self, population: int, size: int, replace: bool) -> NDArray[np.int64]:
-        """`size` different numbers below `population`, every set of them equally likely."""
+        """Draw `size` different numbers below `population`; every set of them is equally likely."""
         require(not replace, "replace is True; this source chooses without replacement only, so leave it False.")
         return np.argsort(self.words(population), kind="stable")[:size]
 
@@ -207,7 +207,7 @@ class ChaChaNoise:
 
 @dataclass(frozen=True)
 class SystemStreams:
-    """In place of a simulation's keyed streams: every purpose and round draws from the same unpredictable source."""
+    """The counterpart of `Streams` in secure runs: every purpose and round draws from the same unpredictable source."""
 
     source: ChaChaNoise = field(default_factory=ChaChaNoise)
 
@@ -218,29 +218,29 @@ class SystemStreams:
 Words = NDArray[np.uint64]
 
 BITS = 20
-"""Rounded noise has a standard deviation of 2^20 to 2^21 steps: fine enough to lose nothing, and coarse enough that sampling in
-double precision reaches every step, in the tails too."""
+"""Rounded noise has a standard deviation of 2^20 to 2^21 steps: so fine that rounding costs no accuracy, and so coarse that
+sampling in double precision reaches every step, even in the tails."""
 
 STRICT_BITS = 30
-"""Discrete noise has 2^30 to 2^31 steps, where it is Gaussian for every purpose of accounting, up to `STRICT_EXCESS`."""
+"""Discrete noise has a standard deviation of 2^30 to 2^31 steps; the accounting treats it as Gaussian up to `STRICT_EXCESS`."""
 
 STRICT_EXCESS = 2.0**-20
-"""How much more than the Gaussian's μ strict noise is charged, as a fraction; docs/security.md has the proof and its range."""
+"""The fraction by which the charged μ of strict noise exceeds the Gaussian's; docs/security.md has the proof and its range."""
 
 PIECE = 2**18
-"""Numbers that are converted at a time on a CPU: they stay in its cache, and are enough for every thread."""
+"""How many numbers a CPU converts at a time: they fit its cache and are enough for every thread."""
 
 _EXACT = 2.0**52
 
 SEED_BYTES = 32
 NONCE = b"dpfedexp-2p1"
-"""ChaCha20's 96-bit nonce for masks. A seed is used once, so it may be constant; it separates this use of a key from any other."""
+"""ChaCha20's 96-bit nonce for masks. A seed is used once, so a constant is safe; it separates masks from other uses of a key."""
 MOST_WORDS = 2**32
-"""The key stream of one seed: ChaCha20's 32-bit counter of 64-byte blocks reaches eight times as far."""
+"""The longest mask of one seed: ChaCha20's 32-bit counter of 64-byte blocks reaches eight times as far."""
 
 
 def step_for(deviation: float, strict: bool = False) -> float:
-    """The lattice's step for noise of this standard deviation: 2^BITS of them, or up to twice as many, make one deviation.
+    """The lattice's step for noise of this standard deviation, which is then 2^BITS (strict: 2^STRICT_BITS) to twice as many steps.
 
     >>> step_for(1.5) == 2.0**-20
     True
@@ -250,15 +250,15 @@ def step_for(deviation: float, strict: bool = False) -> float:
 
 
 def truncate(values: Tensor, step: float) -> Tensor:
-    """How many steps fit into each value, toward zero, as int64."""
+    """Convert values to whole numbers of steps, truncated toward zero, int64."""
     return (values.double() / step).to(torch.int64)
 
 
 def truncated_sum(rows: Tensor, step: float) -> Tensor:
-    """Σ over the rows of what `truncate` leaves of them, [width] float64: exact, where `check_room` was asked.
+    """Sum the rows after truncating each value to the lattice, [width] float64; the sum is exact if `check_room` passed.
 
-    A piece of the rows at a time, which stays in the processor's cache. −0 is made 0: the sign of a zero would tell of a value that
-    was truncated.
+    Works on pieces of the rows that fit the CPU's cache. −0 becomes 0: the sign of a zero would reveal the sign of a truncated
+    value.
     """
     made = torch.empty(rows.shape[1], dtype=torch.float64, device=rows.device)
     piece = max(1, PIECE // max(1, len(rows))) if rows.device.type == "cpu" else max(1, rows.shape[1])
@@ -268,7 +268,7 @@ def truncated_sum(rows: Tensor, step: float) -> Tensor:
 
 
 def check_room(count: int, bound: float, step: float) -> None:
-    """Raise `InputError` unless the sum of `count` contributions is exact in float64."""
+    """Raise `InputError` unless a sum of `count` contributions of at most `bound` is exact in float64."""
     require(
         count * (bound / step) < _EXACT,
         f"the sum of {count} clients needs more than 52 bits on the lattice of secure noise; use more noise or fewer clients.",
@@ -278,17 +278,17 @@ def check_room(count: int, bound: float, step: float) -> None:
 def add_noise(
     values: Tensor, step: float, deviation: float, noise: Noise, strict: bool = False, row: int = 0
 ) -> Tensor:
-    """Values on the lattice plus noise on the lattice, [n, width] float64; `row` is the first row of `noise` that is taken.
+    """Add noise on the lattice to values on the lattice, [n, width] float64; `row` is the first row of `noise` that is used.
 
-    Formal guarantee: the output is the rounding of (value + N(0, deviation²)), because a whole number of steps moves through the
-    rounding unchanged; so it is post-processing of the ideal release. Strict noise is the discrete Gaussian itself.
+    Formal guarantee: the output is the rounding of (value + N(0, deviation²)), because adding a whole number of steps commutes
+    with rounding; so it is post-processing of the ideal release. Strict noise is the discrete Gaussian itself.
     """
     units = values / step
     if not torch.equal(units, units.round()):
         raise InputError(
             "the sums are not on the lattice of secure noise; all of them must come from a secure mechanism."
         )
-    # One representable number up, so that rounding of the quotient never makes the noise smaller.
+    # The next larger float, so that rounding of the quotient never makes the noise smaller.
     scale = math.nextafter(deviation / step, math.inf)
     if strict:
         drawn = discrete_gaussian(units.shape, scale).to(units.device)
@@ -310,7 +310,7 @@ def _discrete(scale: float) -> Callable[[list[int]], list[int]]:
 
 
 def discrete_gaussian(shape: Sequence[int], scale: float) -> Tensor:
-    """Independent whole numbers k with probability proportional to exp(−k²/(2·scale²)), as float64.
+    """Draw independent whole numbers k with probability proportional to exp(−k²/(2·scale²)), as float64.
 
     The exact discrete Gaussian (Canonne, Kamath, Steinke 2020), sampled by OpenDP with rational arithmetic and system entropy.
     """
@@ -319,36 +319,36 @@ def discrete_gaussian(shape: Sequence[int], scale: float) -> Tensor:
 
 
 def fresh_seed() -> bytes:
-    """256 bits from the operating system, for one row: a second row under the same seed would give away their difference."""
+    """Return 256 bits from the operating system, for one row only: two rows under one seed would reveal their difference."""
     return secrets.token_bytes(SEED_BYTES)
 
 
 def expand(seed: bytes, width: int) -> Words:
-    """The mask of a seed: `width` words."""
+    """Expand a seed into its mask of `width` words."""
     require(len(seed) == SEED_BYTES, f"a seed has {len(seed)} bytes; it must have {SEED_BYTES}.")
     require(1 <= width <= MOST_WORDS, f"a mask of {width} words is asked for; it must have 1 to {MOST_WORDS}.")
     return np.frombuffer(key_stream(seed, NONCE).update(bytes(8 * width)), dtype="<u8").astype(np.uint64, copy=False)
 
 
 def hide(row: Words, seed: bytes) -> Words:
-    """What the server gets: the row minus the mask of the seed, mod 2⁶⁴."""
+    """Return the server's part of a row: the row minus the mask of the seed, mod 2⁶⁴."""
     return row - expand(seed, len(row))
 
 
 def to_words(units: Tensor) -> Words:
-    """Whole numbers (int64) as words mod 2⁶⁴."""
+    """Convert whole numbers (int64) to words mod 2⁶⁴."""
     return units.detach().cpu().contiguous().numpy().view(np.uint64)
 
 
 def from_words(words: Words) -> Tensor:
-    """Words as the whole numbers from −2⁶³ to 2⁶³ − 1 that they stand for, int64."""
+    """Convert words to the whole numbers from −2⁶³ to 2⁶³ − 1 that they represent, int64."""
     return torch.from_numpy(np.ascontiguousarray(words, dtype=np.uint64).view(np.int64).copy())
 
 
 def masked_sum(units: Tensor) -> Tensor:
-    """Σ of the rows [n, w] by way of both aggregators: each row is hidden under a mask of its own, and both parts are added up.
+    """Sum the rows [n, w] as two aggregators do: each row is split by a mask of its own, and the sums of both parts are added.
 
-    The result is the sum itself, mod 2⁶⁴, for any seeds.
+    The result equals the plain sum mod 2⁶⁴, for any seeds.
     """
     server, helper = (np.zeros(units.shape[1], dtype=np.uint64) for _ in range(2))
     for row in to_words(units):

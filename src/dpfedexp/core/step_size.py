@@ -1,11 +1,11 @@
-"""The server's step: how far, by a step-size rule, and which way, by a server optimizer.
+"""The server's step: its length by a step-size rule, its direction by a server optimizer.
 
-Step-size rules go from what a round released to η_g: one function per equation of the paper, then the free rule and the safe step.
-They see released values only; `target` is the exception, and is for simulations that are labeled non-private. The safe step caps
-what a rule says by what the released means of the last four rounds show (docs/step-size.md has the reasoning).
+A step-size rule computes η_g from what a round released: one function per equation of the paper, then the free rule and the safe
+step. Rules see released values only; `target` is the exception, for simulations that are labeled non-private. The safe step caps
+η_g by the progress that the released means of the last four rounds show (docs/step-size.md has the reasoning).
 
 A server optimizer turns the released mean c̄ into a direction, as a pure function of a small state. `round.advance` alone moves the
-model, w ← w + η_g·direction, so no optimizer can leave the step size out.
+model, w ← w + η_g·direction, so no optimizer can skip the step size.
 """
 
 import math
@@ -21,21 +21,21 @@ from dpfedexp.errors import InputError, checked, is_number, nearest, require
 
 Rule = Callable[[Release], float]
 Memory = dict[str, Tensor]
-"""State from round to round, by name. It is in the checkpoint, so it must depend on released values alone."""
+"""State from round to round, by name. It is in the checkpoint, so it may depend on released values only."""
 Step = Literal["safe", "paper"]
-"""Whether the step size is capped by the progress that the releases show, or is what the paper's rule says."""
+"""The step size: "safe" caps it by the progress that the releases show, "paper" takes the value of the paper's rule."""
 
 
 @runtime_checkable
 class RuleWithMemory(Protocol):
-    """A step-size rule with memory of earlier rounds. Its names in the memory begin with "step."."""
+    """A step-size rule with memory of earlier rounds. Its keys in the memory begin with "step."."""
 
     def init(self, w: Tensor) -> Memory:
-        """What it remembers before the first round, from the initial parameters [d] on the server's device."""
+        """Return the memory before the first round, from the initial parameters [d] on the server's device."""
         ...
 
     def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
-        """η_g, and what to remember, by the same names; `memory` is not to be changed in place."""
+        """Return η_g and the new memory, with the same keys; `memory` must not be changed in place."""
         ...
 
 
@@ -47,7 +47,7 @@ def initial_memory(rule: AnyRule, w: Tensor) -> Memory:
 
 
 def next_step(rule: AnyRule, release: Release, memory: Memory) -> tuple[float, Memory]:
-    """η_g and the memory after the round, in which what others remember is left as it was."""
+    """Return η_g and the memory after the round; entries that are not the rule's are unchanged."""
     if not isinstance(rule, RuleWithMemory):
         return rule(release), memory
     eta_g, changed = rule(release, memory)
@@ -103,7 +103,7 @@ def cdp(release: Release) -> float:
 
 
 def free(release: Release) -> float:
-    """max{1, (C² − C·ū_{d+1}) / ‖c̄‖²}, where u_i = (Δ_i, (C² − ‖Δ_i‖²)/C) lies in the same ball of radius C as Δ_i.
+    """The free rule: max{1, (C² − C·ū_{d+1}) / ‖c̄‖²}, where u_i = (Δ_i, (C² − ‖Δ_i‖²)/C) is in the ball of radius C, like Δ_i.
 
     The numerator is unbiased for (1/M) Σ‖Δ_i‖² and costs no privacy beyond that of the update itself.
     """
@@ -111,47 +111,47 @@ def free(release: Release) -> float:
 
 
 FIRST_CAP = 4.0
-"""The cap of the first round, before which nothing is known: four times the plain step at most."""
+"""The cap of the first round, before there is any evidence: four times the step of FedAvg."""
 GROWTH = 1.5
-"""What the cap grows by in a round of evident progress."""
+"""The factor on the cap in a round of evident progress."""
 SLOW_GROWTH = 1.1
-"""What it grows by instead where the last step went too far for its own direction, or near a step that failed before."""
+"""The factor on the cap in such a round if the last step went too far for its own direction, or near a step that failed before."""
 SHRINKAGE = 0.5
-"""What it shrinks by where progress has ended, so that it is back at 1 after log₂ η_g rounds."""
+"""The factor on the cap where progress has ended; the cap is back at 1 after log₂ η_g rounds."""
 CEILING_SHARE = 0.25
-"""After a step that failed, growth is fast again only up to this share of it, the ceiling, and slow up to twice as much: half of a
-step that failed did not fail, and a run must not try again and again, the last time in its last round."""
+"""After a failed step, growth is fast only up to the ceiling, this share of the failed step, and slow up to twice the ceiling:
+half of the failed step had worked, and a run must not fail again and again, perhaps in its last round."""
 FAILURE_MEMORY = 2.0
-"""How many times as old a run is as it was at a failure, when longer steps are tried again: the first rounds, in which everything
-changes, say little about late ones."""
+"""Longer steps are tried again when a run is this many times as old as it was at the failure: the first rounds, in which
+everything changes, say little about late ones."""
 SHARPEST_TURN = -0.5
-"""120°. Once the signal is gone, the turn along an eigenvalue a of a quadratic is −aη/2: here half of an unstable step."""
+"""cos 120°. Without a signal, the turn along an eigenvalue a of a quadratic is −aη/2: −½ is half of an unstable step."""
 EVIDENCE_DECAY = 0.8
-"""The weight of the evidence so far in the next round: what five rounds say counts."""
+"""The weight of earlier evidence in the next round: about five rounds count."""
 MAX_DRIFT = 3.0
-"""The most standard deviations that one round counts for, so that a strong beginning is soon forgotten."""
+"""The largest drift of one round, in standard deviations, so that a strong start is soon forgotten."""
 FAILED_DRIFT = -2.0
-"""Standard deviations of one round's drift below which the steps have failed. Noise alone does so once in 44 rounds."""
+"""The drift of one round, in standard deviations, below which the steps have failed. Noise alone causes that once in 44 rounds."""
 PRIOR_EVIDENCE = 10.0 / 3.0
-"""A₁, which makes evidence of 2: the paper's step is believed until the first rounds speak against it."""
+"""A₁, which gives evidence of 2: the paper's step is trusted until the first rounds contradict it."""
 EVIDENCE_TO_GROW = 2.0
-"""The evidence from which the cap grows: noise alone reaches it once in 22 rounds. It shrinks below 0, where the evidence is
-against progress (noise alone: every other round), and stays as it is between the two."""
+"""The evidence from which the cap grows; noise alone reaches it once in 22 rounds. The cap shrinks if the evidence is negative
+(noise alone: every other round) and is unchanged in between."""
 
 
 def turn(c_bar: Tensor, before: Tensor) -> float:
-    """cos(c_t, c_{t−1}): how sharply the released mean turns from one round to the next; 0 where one of them is zero."""
+    """cos(c_t, c_{t−1}): how sharply the released mean turns from one round to the next; 0 where either mean is zero."""
     now, then = c_bar.double(), before.double()
     norms = float(now.norm()) * float(then.norm())
     return float(now @ then) / norms if norms > 0 else 0.0
 
 
 def drift(c_bar: Tensor, before: tuple[Tensor, ...], variance: float) -> float:
-    """⟨c_t + c_{t−1}, c_{t−2} + c_{t−3}⟩ in standard deviations of what noise alone would make it, at most `MAX_DRIFT` either way.
+    """⟨c_t + c_{t−1}, c_{t−2} + c_{t−3}⟩ in standard deviations of its value under noise alone, clamped to ±`MAX_DRIFT`.
 
-    No oscillation of period 2 enters the sums of two moves: this asks whether the model that is reported still goes somewhere.
-    `before` has c_{t−1}, c_{t−2} and c_{t−3}, as far as there were such rounds; `variance` is that of the noise in each coordinate
-    of a released mean. Without noise, only the sign is left.
+    An oscillation of period 2 cancels in sums of two moves, so this measures whether the reported model still moves on.
+    `before` has c_{t−1}, c_{t−2} and c_{t−3}, as far as those rounds exist; `variance` is that of the noise in each coordinate
+    of a released mean. Without noise, only the sign counts.
     """
     now, then = [c_bar, *before[:1]] if len(before) > 1 else [c_bar], before[1:] or before
     product = float(sum(c.double() for c in now) @ sum(c.double() for c in then))  # type: ignore[operator]
@@ -163,9 +163,9 @@ def drift(c_bar: Tensor, before: tuple[Tensor, ...], variance: float) -> float:
 
 
 def evidence(sum_before: float, drift: float) -> tuple[float, float]:
-    """A_t = λA_{t−1} + drift_t, and A_t·√(1 − λ²), which has mean 0 and variance 1 + λ/2 = 1.4 where all there is is noise.
+    """Return A_t = λA_{t−1} + drift_t, and the evidence A_t·√(1 − λ²): mean 0 and variance 1 + λ/2 = 1.4 under noise alone.
 
-    It would be 1 if drifts were independent. Those of two rounds in a row share one of their four products: their correlation is ¼.
+    For independent drifts the variance would be 1. Drifts of consecutive rounds share one of four products: they correlate by ¼.
     `sum_before` is A_{t−1}, and `PRIOR_EVIDENCE` before the second round.
     """
     total = EVIDENCE_DECAY * sum_before + drift
@@ -173,7 +173,7 @@ def evidence(sum_before: float, drift: float) -> tuple[float, float]:
 
 
 def room(round: int, failed: int) -> float:
-    """max{1, t/(`FAILURE_MEMORY`·f)}: how much longer than after the failure of round f (0: none) steps may be in round t."""
+    """max{1, t/(`FAILURE_MEMORY`·f)}: the factor on the limit of steps in round t that a failure in round f set (0: none)."""
     return max(1.0, round / (FAILURE_MEMORY * failed)) if failed else 1.0
 
 
@@ -185,13 +185,13 @@ def has_failed(turn: float, drift: float) -> bool:
 def safe_cap(
     taken: tuple[float, ...], ceiling: float, turn: float, drift: float, evidence: float, room: float = 1.0
 ) -> tuple[float, float]:
-    """κ_t and the ceiling, from the steps that were taken.
+    """Return the cap κ_t and the ceiling, from the steps that were taken.
 
-    Where a step has failed (`has_failed`), κ_t = η_{t−1}/2, and the ceiling is at most a quarter of the longest step of the last
-    four rounds, if there are three of them: two means can't tell a swing from it.
-    Else κ_t = η_{t−1}/2 where the evidence is negative, η_{t−1} where it is below `EVIDENCE_TO_GROW`, η_{t−1}·1.5 up to the
-    ceiling where turn_t ≥ 0, and else η_{t−1}·1.1: up to twice the ceiling, and with turn_t ≥ 0 up to `room` times that.
-    `taken` are the steps of the last four rounds, newest last.
+    After a failure (`has_failed`), κ_t = η_{t−1}/2, and the ceiling is at most a quarter of the longest step of the last four
+    rounds. It is unchanged before there are three steps: two means can't distinguish a failure from an oscillation.
+    Otherwise κ_t is η_{t−1}/2 if the evidence is negative, η_{t−1} if it is below `EVIDENCE_TO_GROW`, η_{t−1}·1.5 up to the
+    ceiling if turn_t ≥ 0, and else η_{t−1}·1.1, up to twice the ceiling, or `room` times that if turn_t ≥ 0.
+    `taken` has the steps of the last four rounds, newest last.
     """
     cap = taken[-1]
     if has_failed(turn, drift):
@@ -216,8 +216,8 @@ def safe(eta_g: float, cap: float) -> float:
 class Safe:
     """A rule under a cap that grows while the released means show progress and falls to 1 where they do not.
 
-    Formal guarantee: η_g is between 1 and what the rule says, at most `FIRST_CAP` in the first round and at most 3/2 of what
-    the round before took in any other. It is computed from released values and public numbers, so it costs no privacy.
+    Formal guarantee: η_g is between 1 and the rule's own value, at most `FIRST_CAP` in the first round and at most 3/2 of the
+    last round's step in any other. It is computed from released values and public numbers, so it costs no privacy.
     """
 
     inner: Rule
@@ -228,7 +228,7 @@ class Safe:
         return {**none, "step.numbers": numbers.to(w.device)}
 
     def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
-        """κ_t = `safe_cap`, η_g = max{1, min{κ_t, the rule's}}."""
+        """Return η_g = max{1, min{κ_t, the rule's η_g}}, with κ_t from `safe_cap`, and the new memory."""
         c_bar = release.c_bar
         if "step.numbers" not in memory:
             memory = self.init(c_bar)
@@ -238,7 +238,7 @@ class Safe:
         cap = FIRST_CAP
         if count:
             angle = turn(c_bar, before[0])
-            # Where the noise depends on the updates, its variance is an upper bound: it is never more than all that is seen.
+            # Where the noise depends on the updates, `variance` is an upper bound; the mean square of c̄ is another.
             variance = min(release.variance, float(c_bar.double().square().mean()))
             progress = drift(c_bar, before[:count], variance)
             total, significance = evidence(total, progress)
@@ -262,21 +262,21 @@ def rule_with_step(rule: Rule, step: Step) -> AnyRule:
 
 
 def _ratio(numerator: float, c_bar: Tensor) -> float:
-    """numerator/‖c̄‖²; a zero c̄ moves nothing, so its step size is 1."""
+    """numerator/‖c̄‖²; 1 if c̄ is zero, because no step size matters then, or if the ratio is not finite."""
     denominator = float(c_bar.double().square().sum())
     ratio = numerator / denominator if denominator > 0 else 1.0
     return ratio if math.isfinite(ratio) else 1.0
 
 
 Moments = dict[str, Tensor]
-"""The same of an optimizer."""
+"""The state of a server optimizer from round to round, by name; it may depend on released values only."""
 
 
 @runtime_checkable
 class ServerOptimizer(Protocol):
     """A server optimizer: turns a released mean into the direction of the server's step.
 
-    A new one is one frozen dataclass with these two methods; its fields are part of what a checkpoint recognizes a run by.
+    A new optimizer is one frozen dataclass with these two methods; a checkpoint identifies its run by the fields too.
 
     >>> from dataclasses import dataclass, replace
     >>> from dpfedexp import cdp_fedexp
@@ -292,11 +292,11 @@ class ServerOptimizer(Protocol):
     """
 
     def init(self, w: Tensor) -> Moments:
-        """The moments before the first round, by name, from the initial parameters [d] on the server's device."""
+        """Return the moments before the first round, by name, from the initial parameters [d] on the server's device."""
         ...
 
     def direction(self, c_bar: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
-        """Where to go [d], which is then multiplied with η_g, and the moments by the same names.
+        """Return the direction [d], which is then multiplied by η_g, and the moments with the same names.
 
         `c_bar` is the released mean of the clients' updates [d]; neither it nor `moments` may be changed in place.
         """
@@ -306,7 +306,7 @@ class ServerOptimizer(Protocol):
 @checked
 @dataclass(frozen=True)
 class Extrapolate:
-    """c̄ itself: FedEXP with the η_g of its step-size rule, FedAvg with η_g = 1."""
+    """The direction c̄ itself: FedEXP with the η_g of its step-size rule, FedAvg with η_g = 1."""
 
     def init(self, w: Tensor) -> Moments:
         return {}
@@ -318,7 +318,7 @@ class Extrapolate:
 @checked
 @dataclass(frozen=True)
 class Momentum:
-    """v ← βv + c̄, and lr·v is the direction."""
+    """Server momentum: v ← βv + c̄, and the direction is lr·v."""
 
     lr: float = 1.0
     beta: float = 0.9
@@ -365,7 +365,7 @@ def _require_positive(name: str, value: float) -> None:
 
 
 def check_server(server: object) -> None:
-    """Raise `InputError` for an object that is not a server optimizer, tested on a mean of zeros before any charge."""
+    """Raise `InputError` unless `server` is a server optimizer; it is tested on a mean of zeros before any charge."""
     name = type(server).__name__
     if not isinstance(server, ServerOptimizer):
         raise InputError(

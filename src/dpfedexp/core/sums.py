@@ -1,12 +1,12 @@
-"""Sums over clients, and what is released from them.
+"""Sums over clients, and the values that are released from them.
 
-Whatever the setting, the server of a round needs only numbers that add: chunks of clients, ranks of a distributed run and replies
-of a deployment are all combined with `+`, so memory does not grow with the number of clients.
+The server of a round needs only numbers that add: chunks of clients, ranks of a distributed run and replies of a deployment are all
+combined with `+`, so memory does not grow with the number of clients.
 
 Votes are a few bounded numbers that a client adds to its report, such as "my update was within the clip" or its loss. A vote has a
 public range. A client's value is centered and scaled to its share, a number within ±½, so one client moves the sum of shares by at
 most ½ when it is left out and by at most 1 when it is replaced. Each sum gets Gaussian noise of its own, which is charged together
-with the update's. Votes need a trusted server: in local privacy one number per client drowns in its own noise.
+with the update's. Votes need a trusted server: in local DP the noise on one number per client is too large.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dpfedexp.errors import InputError, checked, is_number, require
 WITHIN_CLIP = "within clip"
 """The vote of adaptive clipping: whether a client's update was within the clip. It comes from the update itself."""
 MAX_SHARE = 0.5
-"""The largest share of a client."""
+"""The largest share of a client, up to its sign."""
 Secure = bool | Literal["strict"]
 """False for plain noise, True for noise on a lattice, "strict" for discrete noise."""
 _COST = 5.05
-"""Noise of this many z on each of two votes costs the update 0.995% more noise at the same ε."""
+"""Two votes with noise of this many z each cost the update 0.995% more noise at the same ε."""
 
 
 @checked
@@ -38,7 +38,7 @@ class VoteSpec:
     """A vote: a bounded number that every client reports.
 
     Args:
-        name: what the ledger, the history and the statement call it.
+        name: its name in the ledger, the history and the statement.
         low: the smallest value; a smaller one counts as this one.
         high: the largest value; a larger one counts as this one.
     """
@@ -63,12 +63,12 @@ class VoteSpec:
 
     @property
     def middle(self) -> float:
-        """The value of a client that does not answer, or not with a number."""
+        """The value that counts for a client that does not answer, or not with a number."""
         return self.low + self.width / 2
 
     @property
     def field(self) -> str:
-        """Its name in a run's history."""
+        """The vote's name in a run's history."""
         return "noisy_mean_" + self.name.replace(" ", "_")
 
 
@@ -96,10 +96,10 @@ def within_clip_vote(noise: float) -> Vote:
 
 
 def default_noise(cohort: float, z: float, votes: int) -> float:
-    """The default noise of each of `votes` votes.
+    """The default noise of each of `votes` votes, for the public cohort size and the noise multiplier z.
 
-    A twentieth of the cohort is enough to steer by. Where that costs too much, the noise is such that all votes together cost the
-    update at most 1% more noise at the same ε, and a single one half a percent.
+    A twentieth of the cohort is accurate enough. Where that costs too much, the noise is larger: all votes together cost the
+    update at most 1% more noise at the same ε, and a single vote half a percent.
 
     >>> default_noise(1000, 5.0, 1)
     50.0
@@ -122,12 +122,12 @@ def clamp_shares(shares: Tensor) -> Tensor:
 
 
 def estimate(noisy_sum: float, denominator: float, vote: VoteSpec) -> float:
-    """The mean value from the noisy sum of shares; `denominator` is public. Noise may take it outside the range."""
+    """Estimate the mean value from the noisy sum of shares; `denominator` is public. Noise may take it outside the range."""
     return vote.middle + vote.width * noisy_sum / denominator
 
 
 def check_votes(votes: Sequence[VoteSpec]) -> None:
-    """Raises `InputError` where two votes have one name, or one that is not the clip's has the clip's name."""
+    """Raise `InputError` if two votes have the same name, or another vote has the name of adaptive clipping's."""
     names = [vote.name for vote in votes]
     twice = [name for name in names if names.count(name) > 1]
     require(not twice, f"votes has {twice[0] if twice else ''!r} twice; names of votes must be unique.")
@@ -145,7 +145,7 @@ def client_votes(votes: Sequence[Vote]) -> tuple[Vote, ...]:
 
 
 def shares(votes: Sequence[Vote], within: Tensor, ballots: Tensor | None) -> Tensor | None:
-    """What clients send, [n, k]; `within` says who was within the clip, `ballots` has the values of `client_votes` [n, k']."""
+    """The shares that clients send, [n, k]; `within`: who was within the clip, `ballots`: the values of `client_votes` [n, k']."""
     others = client_votes(votes)
     given = (len(within), 0) if ballots is None else tuple(ballots.shape)
     require(
@@ -160,7 +160,7 @@ def shares(votes: Sequence[Vote], within: Tensor, ballots: Tensor | None) -> Ten
 
 
 def sum_shares(sent: Tensor | None, votes: Sequence[Vote], secure: Secure = False) -> Tensor | None:
-    """Σ of the shares [n, k] that clients sent, [k], each within ±½ again and, if secure, on its lattice."""
+    """Sum the shares [n, k] that clients sent, [k]; each is clamped to ±½ again and, if secure, rounded to its lattice."""
     if not votes:
         return None
     if sent is None or sent.dim() != 2 or sent.shape[1] != len(votes):
@@ -170,14 +170,14 @@ def sum_shares(sent: Tensor | None, votes: Sequence[Vote], secure: Secure = Fals
 
 
 def lattice_step(vote: Vote, secure: Secure) -> float:
-    """The lattice's step: a power of two and at most ½, so ±½ are on the lattice."""
+    """The step of a vote's lattice: a power of two and at most ½, so ±½ are on the lattice."""
     return min(MAX_SHARE, step_for(vote.noise, secure == "strict"))
 
 
 def on_lattice(values: Tensor, votes: Sequence[Vote], secure: Secure) -> Tensor:
-    """Values, a column for each vote, rounded to the lattices of the votes' noise where it is secure.
+    """Round values, one column per vote, to the lattices of the votes' noise if it is secure.
 
-    The nearest point of a number within ±½ is within ±½, because the ends are points themselves: sensitivities stay what they are.
+    A number within ±½ stays within ±½, because both ends are lattice points; so sensitivities do not change.
     """
     if not secure or not votes:
         return values
@@ -187,11 +187,11 @@ def on_lattice(values: Tensor, votes: Sequence[Vote], secure: Secure) -> Tensor:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over clients, in double precision so that the order of adding does not show.
+    """Sums over clients, in double precision so that the order of addition has no visible effect.
 
     Args:
         vector: Σ of what the clients sent, [d] (or [d+1] with the free rule's coordinate).
-        squares: Σ of the squared-norm statistic that the step size asks for: ‖Δ_i‖², ‖c_i‖² or ŝ_i.
+        squares: Σ of the squared-norm statistic that the step size needs: ‖Δ_i‖², ‖c_i‖² or ŝ_i.
         votes: Σ of the clients' shares of every vote, each within ±½ per client, [k].
         count: how many clients were added.
     """
@@ -212,7 +212,7 @@ class Sums:
         return Sums(vector, self.squares + other.squares, self.votes + other.votes, self.count + other.count)
 
     def times(self, factor: float) -> Sums:
-        """The sums of `factor` times as many clients, alike in every other way; the count stays that of those who were added."""
+        """Multiply the sums by `factor`, as if there were that many times the clients; `count` is unchanged."""
         return Sums(self.vector * factor, self.squares * factor, self.votes * factor, self.count)
 
     def to(self, device: torch.device) -> Sums:
@@ -228,16 +228,16 @@ class Sums:
 @checked
 @dataclass(frozen=True)
 class Release:
-    """What leaves the mechanism, and may be seen by anyone.
+    """The output of a mechanism in one round, which anyone may see.
 
     Args:
         c_bar: the mean update that moves the model.
-        statistic: the scalar that the step-size rule asks for, None where it asks for none.
-        votes: the noisy mean of every vote in its own range, by name; empty where there is none.
+        statistic: the scalar that the step-size rule needs; None if it needs none.
+        votes: the noisy mean of every vote in its own range, by name; empty if there are none.
         clip: the radius C that was in force.
-        sigma: the standard deviation of the noise in each coordinate of a client's own report, 0 where it has none.
-        variance: of the noise in each coordinate of `c_bar`, or an upper bound of it, from public numbers; infinite where the
-            mechanism does not say.
+        sigma: the standard deviation of the noise in each coordinate of a client's own report; 0 if it has none.
+        variance: of the noise in each coordinate of `c_bar`, or an upper bound of it, from public numbers; infinite if the
+            mechanism does not know it.
     """
 
     c_bar: Tensor
@@ -261,7 +261,7 @@ class Release:
 
     @property
     def numerator(self) -> float:
-        """The statistic, for a rule that can't do without."""
+        """The statistic; raises `InputError` if the mechanism releases none."""
         if self.statistic is None:
             raise InputError("the mechanism releases no statistic for this step-size rule; use one that needs none.")
         return self.statistic

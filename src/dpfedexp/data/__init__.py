@@ -1,4 +1,4 @@
-"""Data sets and who holds which rows."""
+"""Data sets, and federations that say which client holds which rows."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
 """Conversion of arrays, data sets and loaders to tensors, with checks.
 
-Inputs are one array, or several: a tuple or a dict of arrays with the same rows.
+Inputs are one array, or several: a tuple or a dict of arrays with the same number of rows.
 """
 
 import math
@@ -20,12 +20,12 @@ from dpfedexp.errors import InputError, checked, is_count, require
 Transform = Callable[[Tensor], Tensor]
 
 _CHECK_ELEMENTS = 1 << 22
-"""Elements looked at together when searching for NaN, so that the search needs no memory in proportion to the data."""
+"""How many elements are checked for NaN at a time, so that memory does not grow with the data."""
 _HELD = {np.dtype(kind) for kind in ("?", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")}
 
 
 def as_tensor(field: str, values: Any) -> Tensor:
-    """A CPU tensor over the same memory where possible; text, objects and complex numbers are refused."""
+    """Return a CPU tensor, which shares the values' memory where possible; refuses text, objects and complex numbers."""
     if isinstance(values, Tensor):
         tensor = values.detach().cpu()
         if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64) or tensor.is_complex():
@@ -38,7 +38,7 @@ def as_tensor(field: str, values: Any) -> Tensor:
         if array.dtype not in _HELD:
             array = _widen(field, array)
         with warnings.catch_warnings():
-            # A read-only array (a memory map) is shared like any other: nothing here writes to it.
+            # A read-only array (a memory map) can be shared: this library does not write to it.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             tensor = torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array)
     require(tensor.dim() >= 1, f"{field} is a single number; it must have one row per example.")
@@ -46,14 +46,14 @@ def as_tensor(field: str, values: Any) -> Tensor:
 
 
 def as_array(values: Any) -> Any:
-    """The array of a tensor, or of what has `to_numpy`; anything else as it is."""
+    """Return a NumPy array for a tensor or a value with `to_numpy`; any other value as it is."""
     if isinstance(values, Tensor):
         return values.detach().cpu().numpy()
     return values.to_numpy() if hasattr(values, "to_numpy") else values
 
 
 def _widen(field: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Wide unsigned, extended and byte-swapped numbers in a type that torch computes with."""
+    """Convert wide unsigned, extended and byte-swapped numbers to a type that torch computes with."""
     kind = array.dtype.kind
     names = "; number the classes: np.unique(names, return_inverse=True)[1]" if kind in "USTO" else ""
     require(kind in "uif", f"{field} has dtype {array.dtype}; it must hold real numbers or booleans{names}.")
@@ -65,12 +65,12 @@ def _widen(field: str, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def as_inputs(field: str, values: Any) -> Any:
-    """A tensor; for a dict, or a tuple of arrays, the same structure of tensors with equally many rows."""
+    """Return a tensor, or for a dict or a tuple of arrays the same structure of tensors with equally many rows."""
     if isinstance(values, Mapping):
         require(len(values) > 0, f"{field} is an empty dict; it must hold at least one array.")
         inputs: Any = {name: as_tensor(f"{field}[{name!r}]", value) for name, value in values.items()}
     elif (
-        # A tuple of numbers or lists is one array, written as Python writes it.
+        # A tuple of numbers or lists is one array in Python's notation.
         isinstance(values, tuple)
         and not hasattr(values, "_fields")
         and len(values) > 0
@@ -89,12 +89,12 @@ def as_inputs(field: str, values: Any) -> Any:
 
 
 def rows(inputs: Any) -> int:
-    """How many examples there are."""
+    """The number of examples."""
     return len(leaves(inputs)[0])
 
 
 def check_finite(field: str, tensor: Tensor) -> None:
-    """Refuse NaN and infinities, saying how many rows hold one and which is the first."""
+    """Raise `InputError` for NaN and infinities; the message says how many rows have one and which is the first."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return
     parts = tensor.split(max(1, _CHECK_ELEMENTS // math.prod(tensor.shape[1:])))
@@ -123,7 +123,7 @@ def cast_inputs(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 @checked
 def cast_targets(targets: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Class labels become int64, real targets float32 (or `dtype`, where that is a floating type)."""
+    """Cast targets for a loss: class labels become int64, real targets float32 (or `dtype`, if that is a floating type)."""
     if not targets.is_floating_point():
         return targets.to(torch.int64)
     return targets.to(dtype if dtype is not None and dtype.is_floating_point else torch.float32)
@@ -141,7 +141,7 @@ def check_seed(seed: Any) -> int:
 
 
 def read_rows(field: str, client: Any) -> tuple[Any, Any]:
-    """Every row once, in the order of the data set; a client without rows has empty arrays."""
+    """Read a client's inputs and targets: every row once, in the order of the data set; empty lists for a client without rows."""
     if isinstance(client, data.DataLoader):
         return _of_loader(field, client)
     if isinstance(client, data.IterableDataset) or not hasattr(client, "__getitem__") or not hasattr(client, "__len__"):
@@ -150,7 +150,7 @@ def read_rows(field: str, client: Any) -> tuple[Any, Any]:
 
 
 def _of_loader(field: str, loader: data.DataLoader[Any]) -> tuple[Any, Any]:
-    """Read in order and whole: shuffled rows would make another federation of the same data each time."""
+    """Read a loader's rows, all of them and in order: shuffled rows would make a different federation each time."""
     require(
         not loader.drop_last,
         f"{field} is a DataLoader with drop_last=True, which loses rows; give its dataset, or drop_last=False "
@@ -158,7 +158,7 @@ def _of_loader(field: str, loader: data.DataLoader[Any]) -> tuple[Any, Any]:
     )
     if not isinstance(loader.dataset, data.IterableDataset):
         sampler = loader.sampler
-        # Only an order of all the rows can be undone.
+        # Only these samplers visit every row once, so that the order of the data set can be restored.
         whole = type(sampler) is data.SequentialSampler or (
             type(sampler) is data.RandomSampler
             and not sampler.replacement
@@ -171,7 +171,7 @@ def _of_loader(field: str, loader: data.DataLoader[Any]) -> tuple[Any, Any]:
         )
         if loader.collate_fn is data.default_collate:
             return read_rows(field, loader.dataset)
-        # A generator of its own: a loader draws a number from torch's whenever it is read.
+        # The loader gets its own generator: it would otherwise draw a number from torch's whenever it is read.
         own = torch.Generator()
         loader = data.DataLoader(
             loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, generator=own
@@ -196,11 +196,11 @@ def _of_batches(field: str, batches: Iterable[Any]) -> tuple[Any, Any]:
 
 
 def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]:
-    """All the rows in order of client, and how many each client holds.
+    """Return inputs and targets of all clients, concatenated in the order of clients, and the number of rows of each client.
 
     A client is a pair (inputs, targets), or a loader, a data set or an iterator of rows.
     """
-    # A single loader or data set would make a client of every batch or row.
+    # A single loader or data set would turn every batch or row into a client.
     one = next((kind for kind in (data.DataLoader, data.Dataset) if isinstance(clients, kind)), None)
     require(
         one is None,
@@ -235,7 +235,7 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
 
 
 def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
-    """The items of a map-style data set of (input, target) pairs, read once; messages call it `field`."""
+    """Stack the items of a map-style data set of (input, target) pairs, each read once; `field` is its name in messages."""
     tensors, indices = _tensors(dataset)
     if tensors is not None:
         if len(tensors) != 2:
@@ -267,9 +267,9 @@ def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
 
 
 def _tensors(dataset: Any) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """The tensors of a `TensorDataset`, and which of their rows a `Subset` takes: read at once, not item by item."""
+    """The tensors of a `TensorDataset` and the rows of them that a `Subset` selects; (None, None) if items must be read."""
     indices: Tensor | None = None
-    # A class with items of its own, such as augmented ones, is read by them.
+    # A subclass with its own __getitem__, such as for augmentation, is read item by item.
     while isinstance(dataset, data.Subset) and type(dataset).__getitem__ is data.Subset.__getitem__:
         inner = torch.as_tensor(np.asarray(dataset.indices, dtype=np.int64))
         indices = inner if indices is None else inner[indices]
@@ -289,7 +289,7 @@ def wrong_item(item: Any) -> str:
 
 
 def _join(pieces: list[tuple[int, Any]]) -> Any:
-    """The inputs of all the clients that hold some, in order, in the structure that they agree on."""
+    """Concatenate the inputs of all clients with rows, in order; all must have the same structure."""
     start, first = pieces[0]
     for number, piece in pieces:
         dicts = isinstance(piece, dict) and isinstance(first, dict)
@@ -312,7 +312,7 @@ def _structure(inputs: Any) -> str:
 
 
 def _concatenate(field: str, pieces: list[tuple[int, Tensor]]) -> Tensor:
-    """The rows of all the clients that hold some, in order."""
+    """Concatenate the rows of all clients with rows, in order; all must have the same shape and family of types."""
     start, first = pieces[0]
     for number, piece in pieces:
         if piece.shape[1:] != first.shape[1:] or _family(piece) != _family(first):
@@ -324,7 +324,7 @@ def _concatenate(field: str, pieces: list[tuple[int, Tensor]]) -> Tensor:
 
 
 def _family(tensor: Tensor) -> str:
-    """Types that may be mixed; bytes are pixels and would be scaled, so they never mix with other integers."""
+    """The family of types that may be mixed; bytes are pixels, which are scaled, so they never mix with other integers."""
     if tensor.is_floating_point():
         return "float"
     return str(tensor.dtype) if tensor.dtype in (torch.uint8, torch.bool) else "integer"

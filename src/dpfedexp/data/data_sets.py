@@ -1,6 +1,6 @@
 """Data sets by name: MNIST (or another set in its four IDX files) and CIFAR-10, found on disk or downloaded and verified.
 
-A new one is a function that loads it and a line in `DATA_SETS`.
+A new data set is a function that loads it and an entry in `DATA_SETS`.
 """
 
 import gzip
@@ -29,9 +29,9 @@ from dpfedexp.files import create_file
 GZIP_MAGIC = b"\x1f\x8b"
 _CHUNK = 1 << 20
 _LARGEST = 1 << 32
-"""Bytes; well above every known IDX file, and small enough that a forged one cannot exhaust a machine."""
+"""The largest IDX file in bytes: above every known file, and small enough that a forged one can't exhaust the memory."""
 _LARGEST_DOWNLOAD = 1 << 28
-"""Bytes, packed or unpacked, beyond which an answer cannot be the file that was asked for."""
+"""The largest download in bytes, packed or unpacked; a larger answer can't be the requested file."""
 
 MNIST_FILES = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -39,20 +39,20 @@ MNIST_FILES = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
-"""The four standard names, and the md5 of MNIST's own decompressed bytes."""
+"""The four standard file names, and the md5 of MNIST's own decompressed files."""
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 
 CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 CIFAR10_FOLDERS = ("", "cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin")
 CIFAR10_SOURCE = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 RECORD = 1 + 3 * 32 * 32
-"""Bytes of an image of CIFAR-10: its label, then 32×32 of red, green and blue."""
+"""The bytes of one CIFAR-10 image: its label, then 32×32 values of each of red, green and blue."""
 
 
 @checked
 @dataclass(frozen=True)
 class Standardize:
-    """x ↦ (x − mean)/std. The two numbers must be public: computed from the clients' data they would leak from them."""
+    """x ↦ (x − mean)/std. Both numbers must be public: numbers from the clients' data would reveal something about them."""
 
     mean: float = 0.1307
     std: float = 0.3081
@@ -63,7 +63,7 @@ class Standardize:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Examples that a partition deals out to clients, and (inputs, targets) of the server's own."""
+    """Examples that a partitioner distributes to clients, and `test`: (inputs, targets) of the server."""
 
     inputs: Any
     targets: Any
@@ -72,9 +72,9 @@ class DataSet:
 
 @dataclass(frozen=True)
 class DataSetEntry:
-    """One data set: how a folder (or None) is loaded, and a line about it for people who choose.
+    """A data set by name: `load` takes a folder (or None), `summary` is a line that describes it to users.
 
-    `model` is the network where the configuration names none, `standard` the public mean and standard deviation of the inputs.
+    `model` is the default network if the configuration names none, `standard` the public mean and standard deviation of the inputs.
     """
 
     load: Callable[[str | None], DataSet]
@@ -85,7 +85,7 @@ class DataSetEntry:
 
 @checked
 def load_mnist(data: Path | str | None = None) -> DataSet:
-    """MNIST from `data`, else DPFEDEXP_DATA, else the user cache, else downloaded into that cache; the test images for the server.
+    """Load MNIST from `data`, else DPFEDEXP_DATA, else the user cache, else download it there; `test` has the test images.
 
     A folder may hold the four files itself or in a folder `mnist` inside it, gzipped or plain. Images are bytes [n, 1, 28, 28].
     """
@@ -118,7 +118,7 @@ def load_mnist(data: Path | str | None = None) -> DataSet:
 
 
 def find_mnist(data: Path | str | None = None) -> Path | None:
-    """The folder with the four files; None where no folder was given and the user's cache has none."""
+    """The folder with the four files; None if no folder was given and the user's cache does not have them."""
     named, source = (data, "data") if data is not None else (os.environ.get("DPFEDEXP_DATA"), "DPFEDEXP_DATA")
     if not named:
         folder = cache_folder("mnist")
@@ -143,10 +143,10 @@ def _missing(folder: Path) -> list[str]:
 
 
 def cifar10(folder: str | None) -> DataSet:
-    """CIFAR-10 as bytes [n, 3, 32, 32], the test images for the server.
+    """Load CIFAR-10 as bytes [n, 3, 32, 32]; `test` has the test images.
 
-    Looked for in `folder`, else DPFEDEXP_DATA, else `dpfedexp/cifar10` in the user's cache; the files may lie in the folder itself,
-    or in `cifar-10-batches-bin` or `cifar10` inside it.
+    It is searched in `folder`, else DPFEDEXP_DATA, else `dpfedexp/cifar10` in the user's cache; the files may be in the folder
+    itself, or in `cifar-10-batches-bin` or `cifar10` inside it.
     """
     named, cache = folder or os.environ.get("DPFEDEXP_DATA"), cache_folder("cifar10")
     places = [*([Path(named).expanduser() / inner for inner in CIFAR10_FOLDERS] if named else []), cache]
@@ -181,7 +181,7 @@ OTHER_KINDS = {
     "npz": "arrays of your own in a file",
     "factory": "a function of your own",
 }
-"""Kinds of data that are no data set: they say who the clients are by themselves."""
+"""Kinds of data that are not data sets to split: they define their own clients."""
 DATA_SETS: dict[str, DataSetEntry] = {
     "mnist": DataSetEntry(load_mnist, "MNIST, or another set in its four files", "mnist_cdp_net", (0.1307, 0.3081)),
     "cifar10": DataSetEntry(cifar10, "CIFAR-10 in its binary files", "cifar_net", (0.4734, 0.2516)),
@@ -189,19 +189,19 @@ DATA_SETS: dict[str, DataSetEntry] = {
 
 
 def check_kind(kind: str) -> None:
-    """One sentence for a kind of data that does not exist."""
+    """Raise `InputError` for a kind of data that does not exist."""
     known = (*OTHER_KINDS, *DATA_SETS)
     require(kind in known, f"data.kind is {kind!r}, which does not exist.{nearest(kind, known)}")
 
 
 def cache_folder(name: str) -> Path:
-    """Where the files of a data set are kept: `dpfedexp/<name>` in XDG_CACHE_HOME or ~/.cache."""
+    """The folder in which a data set is kept: `dpfedexp/<name>` in XDG_CACHE_HOME or ~/.cache."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "dpfedexp" / name
 
 
 def fetch(name: str, md5: str, folder: Path, otherwise: str) -> None:
-    """Puts a file of MNIST into a folder, from the first mirror whose file, unpacked, has the md5."""
+    """Download a file of MNIST into a folder, from the first mirror whose unpacked file has the md5."""
     refusals = []
     for mirror in MIRRORS:
         try:
@@ -223,7 +223,7 @@ def fetch(name: str, md5: str, folder: Path, otherwise: str) -> None:
 
 
 def _receive(url: str, md5: str) -> bytes:
-    """What a mirror sends. `ValueError` where it is another file than the one asked for, or only a part of it."""
+    """Return the file that a mirror sends; raises `ValueError` if its md5 is wrong, as of another or an incomplete file."""
     request = urllib.request.Request(url, headers={"User-Agent": "dpfedexp"})
     with urllib.request.urlopen(request, timeout=30.0) as answer:
         content: bytes = answer.read(_LARGEST_DOWNLOAD)
@@ -236,11 +236,11 @@ def _receive(url: str, md5: str) -> bytes:
 
 @checked
 def read_idx(path: Path | str, dimensions: int | None = None) -> NDArray[np.uint8]:
-    """The bytes in an IDX file, gzipped or plain (told by its content), read without trusting what the header claims.
+    """Read the bytes of an IDX file, gzipped or plain (detected from its content), without trusting its header.
 
     Args:
         path: the file.
-        dimensions: how many the array must have.
+        dimensions: the number of dimensions that the array must have; None for any.
     """
     path = Path(path)
     try:
@@ -275,7 +275,7 @@ def _array(path: Path, file: IO[bytes], dimensions: int | None) -> NDArray[np.ui
     stated = f"its header says {' × '.join(map(str, shape))} values, {claimed} bytes"
     require(claimed > 0, f"{path} holds no data: {stated}.")
     require(claimed <= _LARGEST, f"{path} is not plausible: {stated}, and at most {_LARGEST} are accepted.")
-    # Memory grows with what the file really holds, never with what it claims.
+    # Memory grows with the file's real content, not with the size that its header claims.
     body = bytearray()
     while chunk := file.read(min(_CHUNK, claimed + 1 - len(body))):
         body += chunk

@@ -1,4 +1,4 @@
-"""`Federation`: a data set, and which rows each client holds."""
+"""`Federation`: a data set, and which rows of it each client holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dpfedexp.errors import InputError, checked, require
 
 @dataclass(frozen=True, eq=False)
 class DataVersion:
-    """The identity and version of tensors, to detect changes."""
+    """The identities and versions of tensors, to detect changes of the data."""
 
     held: tuple[Tensor, ...]
     versions: tuple[int, ...]
@@ -42,18 +42,18 @@ class DataOptions(TypedDict, total=False):
 
 @checked
 class Federation:
-    """Clients and their data. Images are kept as bytes and cast on the device to save memory.
+    """The clients and their data. Images are kept as bytes and cast on the device to save memory.
 
     Build one with `from_clients`, `from_arrays`, `from_pandas`, `from_datasets`, `from_folder`, `iid`, `dirichlet`,
     `dirichlet_per_class` or `shards`. They take these options: `dtype` (a floating type other than float32, or int64 for bytes
     that are tokens), `transform` (applied to the cast batch of inputs) and `finite` (False keeps NaN and infinities instead of
     refusing them).
 
-    Inputs may be several: a dict, or a tuple of arrays, with the same number of rows. How many rows of a client are used in a
-    round is bounded in one place, `max_examples` of the local optimizer; a federation holds them all.
+    An example may have several inputs: a dict, or a tuple of arrays, with the same number of rows. A federation holds all rows of
+    a client; `max_examples` of the local optimizer bounds how many are used in a round.
 
-    `names` are the clients' own ids in order of their numbers, None where they have none. They are private: a run never reads
-    them, and a file that holds them would reveal who took part.
+    `names` are the clients' own ids in the order of clients; None if they have none. They are private: a run never reads them,
+    and a file that holds them would reveal who took part.
 
     >>> images, labels = torch.zeros(60, 28, 28, dtype=torch.uint8), torch.arange(60) % 10
     >>> Federation.dirichlet(images, labels, clients=6, alpha=0.3, seed=0)
@@ -108,11 +108,11 @@ class Federation:
         """Build a federation from a list of clients. Sizes may differ, and a client may be empty.
 
         A loader is read in the order of its data set, so that the same data always make the same federation: `shuffle` has no
-        effect, and `drop_last` and samplers of one's own are refused. Batches are made by the local optimizer's `batch_size`.
+        effect, and `drop_last` and custom samplers are refused. Batches are made by the local optimizer's `batch_size`.
 
         Args:
-            clients: for each a pair (inputs, targets), a torch `Dataset`, a `DataLoader` or an iterator of rows (input, target); a
-                dict of these by client id.
+            clients: for each client a pair (inputs, targets), a torch `Dataset`, a `DataLoader` or an iterator of rows
+                (input, target); or a dict of these by client id.
             options: see `Federation`.
         """
         names, given = (tuple(clients), clients.values()) if isinstance(clients, Mapping) else (None, clients)
@@ -135,13 +135,13 @@ class Federation:
 
         Args:
             inputs: one row per example.
-            targets: one per row.
-            assignment: row indices per client, or a client number per row (-1: unassigned), where a number that holds no row
-                is an empty client.
-            client_ids: instead of it, the client's own id per row: strings, numbers with gaps, tuples. Clients are numbered in the
-                order of their sorted ids, and `names` keeps these.
-            clients: how many there are, whether they hold rows or not. Without it a last client that holds none is not there at
-                all, and a mean over clients would tell.
+            targets: one target per row.
+            assignment: row indices per client, or a client number per row (-1: unassigned), where a number without any row is an
+                empty client.
+            client_ids: instead of `assignment`, the client's own id per row: strings, numbers with gaps, tuples. Clients are
+                numbered in the order of their sorted ids, and `names` keeps the ids.
+            clients: the number of clients, with or without rows. Without it, clients after the last one with rows do not exist,
+                and a mean over clients would reveal that.
             options: see `Federation`.
         """
         require((assignment is None) != (client_ids is None), "pass exactly one of assignment and client_ids.")
@@ -166,18 +166,18 @@ class Federation:
     ) -> Self:
         """Build a federation from a DataFrame, or a dict of columns, with a column of client ids.
 
-        Nothing is learned from the rows. Numbers and booleans are taken as they are, and become floats. Text and categories are
-        refused unless their public list is given; missing values are refused. Categories, means or scales that are computed from
-        the clients' rows tell about the clients outside the accounting: standardize with public numbers, in `transform`.
+        No statistics are computed from the rows. Numbers and booleans become floats. Text and categories are refused unless their
+        public list is given; missing values are refused. Categories, means or scales computed from the clients' rows would reveal
+        something about them outside the accounting: standardize with public numbers, in `transform`.
 
         Args:
             df: the DataFrame.
-            by: the column of client ids, of any type that can be hashed; several for ids that are tuples.
-            target: the column to be predicted; a list of columns for targets [n, k].
-            features: the columns of the inputs [n, k], by default all the others; one column of arrays gives inputs of their shape.
-            categories: by column the public list of what may be in it. A feature becomes one input per category (1 where it is),
-                a target the place in the list.
-            clients: how many clients there are, those without rows included; a secure run's is declared, not counted.
+            by: the column of client ids, of any hashable type; several columns for ids that are tuples.
+            target: the column to predict; a list of columns for targets [n, k].
+            features: the columns of the inputs [n, k], by default all others; one column of arrays gives inputs of their shape.
+            categories: for each column of text, the public list of its possible values. A feature becomes one 0/1 input per
+                category, a target becomes its index in the list.
+            clients: the number of clients, including those without rows; a secure run declares its number and does not count.
             options: see `Federation`; with dtype=torch.int64 whole numbers stay whole, as indices of an embedding.
 
         >>> table = {"user": ["b", "a", "b"], "age": [31, 54, 31], "y": [0, 1, 1]}
@@ -205,16 +205,16 @@ class Federation:
     ) -> Self:
         """Build a federation from a Hugging Face data set with a column of client ids, one data set per client, or a partitioner.
 
-        As in `from_pandas` nothing is learned from the rows.
+        As in `from_pandas`, no statistics are computed from the rows.
 
         Args:
             dataset: a `datasets.Dataset` (give `by`), a list of them, or an object with `load_partition(i)`, such as a partitioner
                 or a `FederatedDataset` of flwr-datasets.
             target: see `from_pandas`.
-            by: the column of client ids, where there is one table.
+            by: the column of client ids, if there is one table for all clients.
             features: see `from_pandas`; one column of images, tokens or vectors gives inputs of their shape.
             categories: see `from_pandas`.
-            clients: how many clients there are; of a partitioner without `num_partitions`, how many partitions.
+            clients: the number of clients; for a partitioner without `num_partitions`, the number of partitions.
             options: see `Federation`.
         """
         tables = partitions(dataset, clients)
@@ -247,9 +247,9 @@ class Federation:
 
         Args:
             path: the folder.
-            files: which files of it, as a pattern: .npz, .safetensors, and .csv with a line of column names.
-            target: the array or column to be predicted; see `from_pandas`.
-            features: see `from_pandas`; by default all that is in a file beside the target.
+            files: a pattern for the files to read: .npz, .safetensors, and .csv with a line of column names.
+            target: the array or column to predict; see `from_pandas`.
+            features: see `from_pandas`; by default everything in a file except the target.
             categories: see `from_pandas`.
             options: see `Federation`.
         """
@@ -262,7 +262,7 @@ class Federation:
     @classmethod
     @checked
     def iid(cls, inputs: Any, targets: Any, *, clients: int, seed: int = 0, **options: Unpack[DataOptions]) -> Self:
-        """A uniformly random split into clients whose sizes differ by at most one."""
+        """Split the rows uniformly at random into clients whose sizes differ by at most one."""
         inputs = arrays.as_inputs("inputs", inputs)
         return cls(inputs, targets, dealing.iid(arrays.rows(inputs), clients, dealing.generator(seed)), **options)
 
@@ -279,7 +279,7 @@ class Federation:
         samples_per_client: int | None = None,
         **options: Unpack[DataOptions],
     ) -> Self:
-        """Equal sizes, class mix of each client ~ Dirichlet(alpha) (Hsu et al. 2019)."""
+        """Split into clients of equal size, each with its own class mix ~ Dirichlet(alpha) (Hsu et al. 2019)."""
         labels, rng = dealing.class_labels(targets), dealing.generator(seed)
         return cls(inputs, targets, dealing.dirichlet(*labels, clients, alpha, rng, samples_per_client), **options)
 
@@ -288,7 +288,7 @@ class Federation:
     def dirichlet_per_class(
         cls, inputs: Any, targets: Any, *, clients: int, alpha: float, seed: int = 0, **options: Unpack[DataOptions]
     ) -> Self:
-        """Unequal sizes: each class is split over the clients in Dirichlet(alpha) proportions."""
+        """Split into clients of unequal size: each class is divided among the clients in Dirichlet(alpha) proportions."""
         labels, rng = dealing.class_labels(targets), dealing.generator(seed)
         return cls(inputs, targets, dealing.dirichlet_per_class(*labels, clients, alpha, rng), **options)
 
@@ -304,16 +304,16 @@ class Federation:
         seed: int = 0,
         **options: Unpack[DataOptions],
     ) -> Self:
-        """A few shards of the label-sorted data per client (McMahan et al. 2017)."""
+        """Give each client a few shards of the label-sorted data (McMahan et al. 2017)."""
         (labels, _), rng = dealing.class_labels(targets), dealing.generator(seed)
         return cls(inputs, targets, dealing.shards(labels, clients, rng, shards_per_client), **options)
 
     @checked
     def hold_out(self, share: float) -> tuple[Self, Self]:
-        """The same clients with the rows that they train on, and with the rows that are held out.
+        """Split every client's rows into rows for training and rows that are held out.
 
-        Every client holds out this share of its rows, spread evenly over their order, so the same rows always as long as the order
-        stays; one with fewer than 1/share rows holds out none.
+        Every client holds out this share of its rows, spread evenly over their order, so the choice is the same for the same order
+        of rows. A client with fewer than 1/share rows holds out none.
 
         Args:
             share: above 0 and below 1.
@@ -331,7 +331,7 @@ class Federation:
         return self._with(~held), self._with(held)
 
     def _with(self, kept: Tensor) -> Self:
-        """The same clients with fewer rows."""
+        """The same clients with only the rows where `kept` is true."""
         part = copy.copy(self)
         counts = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])
         part.rows, part.offsets, part._resident = self.rows[kept], counts[self.offsets], self._resident
@@ -344,19 +344,19 @@ class Federation:
     def gather(
         self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None = None
     ) -> tuple[Any, Tensor]:
-        """Rows `positions[i]` (0 … size-1) of client `clients[i]`, cast: inputs [n, s, …] and targets [n, s, …].
+        """Return rows `positions[i]` (0 … size-1) of client `clients[i]`, cast: inputs [n, s, …] and targets [n, s, …].
 
-        Where there are several inputs per example, their tuple or dict comes back, each tensor [n, s, …]. The transform is not
-        applied: trainers apply it to one client at a time, with that client's own random stream.
+        Several inputs per example are returned as their tuple or dict, each tensor [n, s, …]. The transform is not applied:
+        trainers apply it to one client at a time, with that client's own random stream.
         """
         return self._read(clients, torch.as_tensor(positions).unsqueeze(1), device)(0)
 
     def row_reader(
         self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None = None
     ) -> Callable[[int], tuple[Any, Tensor]]:
-        """From a step k to rows `positions[i, k]` of client `clients[i]`, as `gather` gives them, for positions [n, steps, s].
+        """A function from a step k to rows `positions[i, k]` of client `clients[i]`, as in `gather`; positions [n, steps, s].
 
-        Which rows these are goes to the device once: a copy at every step would make a GPU wait for the processor.
+        The indices are copied to the device once: a copy at every step would make a GPU wait for the CPU.
         """
         if self.gathers_itself:
             return self._read(clients, positions, device)
@@ -364,7 +364,7 @@ class Federation:
 
     @property
     def gathers_itself(self) -> bool:
-        """Whether rows come from the tensors held here, and from no method that a subclass or an instance has replaced."""
+        """Whether rows come from this object's tensors, by methods that no subclass or instance has replaced."""
         used = ("gather", "row_reader", "_read", "_picked", "_cast", "_on", "gathers_itself")
         own = all(getattr(type(self), name) is getattr(Federation, name) for name in used)
         return own and not any(name in vars(self) for name in used)
@@ -390,9 +390,9 @@ class Federation:
 
     @property
     def data_version(self) -> DataVersion | None:
-        """What is held, and how often torch has changed it in place; None where a row may be another at every reading.
+        """The tensors and how often torch has changed them in place; None if a row may differ from one reading to the next.
 
-        Memory that torch does not know of, such as a NumPy array that was given, must not be written during a run.
+        Memory that torch does not track, such as a NumPy array that was passed in, must not be changed during a run.
         """
         held = [*self.contents()]
         if self.transform is not None or not self.gathers_itself or any(part.is_inference() for part in held):
@@ -400,19 +400,19 @@ class Federation:
         return DataVersion(tuple(held), tuple(part._version for part in held))
 
     def client(self, index: int, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
-        """All that one client holds, cast and transformed as a model takes it."""
+        """All rows of one client, cast and transformed for a model."""
         require(-1 < index < len(self), f"client is {index}; this federation has clients 0 to {len(self) - 1}.")
         inputs, targets = self._picked(self.rows[int(self.offsets[index]) : int(self.offsets[index + 1])], device)
         return self._transformed(inputs), targets
 
     def prepare(self, inputs: Any, targets: Any, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
-        """Other data, such as a test set, cast and transformed as the clients' are."""
+        """Cast and transform other data, such as a test set, like the clients' data."""
         inputs, targets = arrays.as_inputs("inputs", inputs), arrays.as_tensor("targets", targets)
         inputs, targets = self._cast(each(lambda part: part.to(device), inputs), targets.to(device))
         return self._transformed(inputs), targets
 
     def contents(self) -> Iterator[Tensor]:
-        """Everything that decides which rows a client holds and what is in them, as it is stored."""
+        """The stored tensors that determine which rows a client holds and what they contain."""
         yield from (*leaves(self.inputs), self.targets, self.rows, self.offsets)
 
     def __repr__(self) -> str:
@@ -430,7 +430,7 @@ class Federation:
         return self._cast(each(lambda part: part.index_select(0, rows), inputs), targets.index_select(0, rows))
 
     def _on(self, device: torch.device | str | None) -> tuple[Any, Tensor]:
-        """The data on a device, in their compact type; copied there once."""
+        """The data on a device, in their compact type; copied once per device."""
         device = torch.device(device or "cpu")
         if device.type == "cpu":
             return self.inputs, self.targets
@@ -448,7 +448,7 @@ class Federation:
 
 
 def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Double precision is kept only where it was asked for."""
+    """Convert float64 to float32 unless float64 was requested."""
     return tensor.float() if tensor.dtype == torch.float64 and dtype != torch.float64 else tensor
 
 

@@ -17,21 +17,21 @@ from dpfedexp.errors import InputError, is_number, require
 
 
 class Assignment(NamedTuple):
-    """Client i holds `rows[offsets[i]:offsets[i + 1]]`."""
+    """Rows per client: client i holds `rows[offsets[i]:offsets[i + 1]]`."""
 
     rows: NDArray[np.int64]
     offsets: NDArray[np.int64]
 
 
 def consecutive_rows(sizes: Sequence[int]) -> Assignment:
-    """An assignment of consecutive rows."""
+    """Assign consecutive rows to clients of these sizes."""
     return Assignment(np.arange(sum(sizes)), _offsets(sizes))
 
 
 def as_assignment(assignment: Any, examples: int, clients: int | None = None) -> Assignment:
     """Build an assignment from row indices per client, or from a client number per row (-1: unassigned).
 
-    With `clients` there are that many, those without a row included: otherwise the last one that holds any is the last one.
+    With `clients` there are that many clients, including those without rows; otherwise the last client is the last one with rows.
     """
     split = _as_assignment(assignment, examples)
     if clients is None:
@@ -81,7 +81,7 @@ def _from_owners(owners: NDArray[np.int64], examples: int) -> Assignment:
     low, high = int(owners.min(initial=0)), int(owners.max(initial=-1))
     require(low >= -1, f"assignment holds the client number {low}; numbers start at 0, and -1 leaves a row unused.")
     require(high >= 0, "assignment gives no row to any client; at least one client number must be 0 or more.")
-    # A stray huge number (an id in place of an index) would otherwise mean that many empty clients.
+    # An id in place of an index would otherwise create that many empty clients.
     require(
         high < max(10 * examples, 1000),
         f"assignment holds the client number {high} for {examples} rows; number the clients 0, 1, 2, … without gaps, or give ids "
@@ -110,10 +110,10 @@ def _check_rows(rows: NDArray[np.int64], examples: int) -> None:
 def by_ids(
     field: str, ids: Any, examples: int, clients: int | None = None
 ) -> tuple[Assignment, tuple[Hashable | None, ...]]:
-    """Who holds which rows from one id per row, and the ids in order of client.
+    """Build an assignment from one client id per row; returns it and the ids in the order of clients.
 
-    Clients are numbered in the order of their sorted ids (of first appearance, where ids can't be sorted), so that the order of the
-    rows does not decide. `clients` beyond the ids hold no rows, and their name is None.
+    Clients are numbered in the order of their sorted ids (of first appearance, if ids can't be sorted), so that the numbers do not
+    depend on the order of rows. If `clients` exceeds the number of ids, the further clients hold no rows and have the name None.
     """
     codes, names = _numbered(field, ids)
     require(
@@ -125,7 +125,7 @@ def by_ids(
 
 
 def is_missing(value: Any) -> bool:
-    """None, NaN, and what pandas writes for a value that is not there."""
+    """Whether a value is None, NaN, or a missing value of pandas."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float | np.floating | np.datetime64 | np.timedelta64) and bool(value != value)
@@ -140,7 +140,7 @@ def _numbered(field: str, ids: Any) -> tuple[NDArray[np.int64], list[Hashable]]:
         return codes.astype(np.int64, copy=False), unique.tolist()
     listed = list(values) if not isinstance(values, np.ndarray) or values.dtype.kind in "Mm" else values.tolist()
     if any(issubclass(kind, Tensor) for kind in set(map(type, listed))):
-        # A tensor is hashed by where it lies in memory, so that every row would be a client of its own.
+        # A tensor is hashed by its identity, so every row would be a client of its own.
         listed = [value.item() if isinstance(value, Tensor) else value for value in listed]
     numbers: defaultdict[Hashable, int] = defaultdict()
     numbers.default_factory = numbers.__len__  # in order of first appearance; one look at each row, in C
@@ -161,12 +161,12 @@ def _numbered(field: str, ids: Any) -> tuple[NDArray[np.int64], list[Hashable]]:
 
 
 def generator(seed: int) -> np.random.Generator:
-    """Philox: the same draws on every machine."""
+    """A Philox generator, which draws the same numbers on every machine."""
     return np.random.Generator(np.random.Philox(check_seed(seed)))
 
 
 def class_labels(targets: Any) -> tuple[NDArray[np.int64], int]:
-    """Map labels to 0..K-1; returns them and K."""
+    """Map labels to 0..K-1; returns the mapped labels and K."""
     tensor = as_tensor("targets", targets)
     kind = str(tensor.dtype).removeprefix("torch.")
     require("float" not in kind, f"targets has dtype {kind}; splitting by class needs integer class labels.")
@@ -179,7 +179,7 @@ def class_labels(targets: Any) -> tuple[NDArray[np.int64], int]:
 
 
 def iid(examples: int, clients: int, rng: np.random.Generator) -> Assignment:
-    """A uniformly random split; sizes differ by at most one."""
+    """Split uniformly at random; sizes differ by at most one."""
     _check_enough(examples, clients, 1)
     return Assignment(rng.permutation(examples), _even_offsets(examples, clients))
 
@@ -208,7 +208,7 @@ def dirichlet(
         while wanted := size - int(taken.sum()):
             weights = np.where(left > 0, mix, 0.0)
             total = weights.sum()
-            # With a tiny alpha the whole mix can sit on classes that have run out.
+            # With a tiny alpha all of the mix can be on classes that have run out.
             weights = weights / total if total > 0 else left / left.sum()
             draw = np.minimum(rng.multinomial(wanted, weights), left)
             taken += draw
@@ -219,7 +219,7 @@ def dirichlet(
 def dirichlet_per_class(
     labels: NDArray[np.int64], classes: int, clients: int, alpha: float, rng: np.random.Generator
 ) -> Assignment:
-    """Every class is split over the clients in Dirichlet(alpha · 1) proportions, so that sizes are unequal."""
+    """Divide every class among the clients in Dirichlet(alpha · 1) proportions, so that sizes are unequal."""
     _check_alpha(alpha)
     _check_enough(len(labels), clients, 0)
     pools = np.bincount(labels, minlength=classes)
@@ -230,7 +230,7 @@ def dirichlet_per_class(
 
 
 def shards(labels: NDArray[np.int64], clients: int, rng: np.random.Generator, shards_per_client: int = 2) -> Assignment:
-    """McMahan et al. 2017: rows sorted by label, cut into equal shards, `shards_per_client` dealt to each client."""
+    """McMahan et al. 2017: sort rows by label, cut them into equal shards, give `shards_per_client` random ones to each client."""
     check_count("shards_per_client", shards_per_client)
     _check_enough(len(labels), clients, shards_per_client)
     ordered = _by_label(labels, rng)
@@ -251,7 +251,7 @@ def _by_label(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np
 
 
 def _deal(labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator) -> Assignment:
-    """Random rows of each class, `counts[i, k]` of class k to client i."""
+    """Assign random rows of each class: `counts[i, k]` rows of class k to client i."""
     ordered = _by_label(labels, rng)
     starts = _offsets(np.bincount(labels, minlength=counts.shape[1]))[:-1]
     dealt = counts.sum(axis=0)

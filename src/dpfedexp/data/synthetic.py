@@ -38,7 +38,7 @@ class GeneratedClients:
     def gather(
         self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rows `positions[i]` (0 … size-1) of client `clients[i]`, cast: inputs [n, s, …] and targets [n, s, …].
+        """Return rows `positions[i]` (0 … size-1) of client `clients[i]`, cast: inputs [n, s, …] and targets [n, s, …].
 
         The transform is not applied: trainers apply it to one client at a time, with that client's own random stream.
         """
@@ -54,12 +54,12 @@ class GeneratedClients:
         return self._cast(inputs[chosen], targets[chosen], device)
 
     def client(self, index: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """All that one client holds, cast and transformed as a model takes it."""
+        """All rows of one client, cast and transformed for a model."""
         inputs, targets = self._make(torch.tensor([index]))
         return self.prepare(inputs[0], targets[0], device)
 
     def prepare(self, inputs: Any, targets: Any, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """Other data, such as a test set, cast and transformed as the clients' are."""
+        """Cast and transform other data, such as a test set, like the clients' data."""
         cast, held_out = self._cast(inputs, targets, device)
         return self.transform(cast) if self.transform else cast, held_out
 
@@ -95,7 +95,7 @@ class SyntheticProblem:
     optimum: Tensor
 
     def distance(self, w: Tensor) -> float:
-        """‖w − w*‖, the paper's measure of error."""
+        """‖w − w*‖, the paper's error measure."""
         require(
             w.numel() == self.optimum.numel(),
             f"w has {w.numel()} numbers; this problem has dimension {self.optimum.numel()}.",
@@ -105,15 +105,15 @@ class SyntheticProblem:
 
 @checked
 def synthetic_regression(clients: int = 1000, dimension: int = 500, seed: int = 0) -> SyntheticProblem:
-    """The problem of the paper's Fig. 1 (left): d = 500 for CDP, 100 for LDP."""
+    """Generate the problem of the paper's Fig. 1 (left): d = 500 for CDP, 100 for LDP."""
     check_count("clients", clients)
     check_count("dimension", dimension)
     rng = generator(seed)
     optimum = rng.standard_normal(dimension).astype(np.float32)
     means = rng.normal(scale=0.1, size=(clients, 1)) + rng.standard_normal((clients, dimension))
     inputs = (means + rng.standard_normal((clients, dimension))).astype(np.float32)
-    # xᵀw* of the rounded x and w*, in double precision, so that w* solves the problem to one rounding.
+    # xᵀw* of the float32 x and w*, computed in double precision, so that w* solves the problem up to one rounding.
     targets = np.einsum("nd,d->n", inputs, optimum, dtype=np.float64)
-    # One row per client, each of its own: the assignment is the row's number.
+    # One row per client: row i belongs to client i.
     federation = Federation.from_arrays(inputs, targets.astype(np.float32), np.arange(clients))
     return SyntheticProblem(federation, torch.from_numpy(optimum))

@@ -1,7 +1,7 @@
 """Inputs and targets from tables: DataFrames, Hugging Face data sets, dicts of columns, or one file per client.
 
-Nothing is learned from the rows, which would tell about the clients outside the accounting: lists of categories are given, and
-numbers stay as they are.
+No statistics are computed from the rows, because they would reveal something about the clients outside the accounting: lists of
+categories are given by the caller, and numbers are not changed.
 """
 
 import csv
@@ -30,9 +30,9 @@ _NUMBERS = (int, float, np.number, np.bool_)
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns are inputs and which are targets; those of `by` say who holds a row.
+    """The columns of inputs and of targets; the columns `by` have the client id of each row.
 
-    `categories` has the public list of what may be in a column of text; `dtype` is as in `Federation`.
+    `categories` has the public list of possible values of a column of text; `dtype` is as in `Federation`.
     """
 
     target: Names
@@ -44,9 +44,9 @@ class Columns:
     def read(
         self, tables: Iterable[Any], clients: Sequence[Hashable] | None = None
     ) -> tuple[NDArray[Any], NDArray[Any], list[int]]:
-        """Inputs and targets of tables with the same columns, one under the other, and how long each is.
+        """Read tables with the same columns; returns inputs and targets, concatenated, and the number of rows of each table.
 
-        `clients` are what messages call their clients, by default their numbers.
+        `clients` are the clients' names in messages, by default their numbers.
         """
         columns: dict[Hashable, list[NDArray[Any]]] = {}
         sizes: list[int] = []
@@ -72,7 +72,7 @@ class Columns:
 
     def _column(self, table: Any, client: Hashable, name: Hashable) -> NDArray[Any]:
         _check_column(table, f"the table of client {client!r}", name, "lacks")
-        # Numbers that a DataFrame calls categories are names, not amounts.
+        # Numbers in a categorical column of a DataFrame are names, not amounts.
         category = hasattr(table, "dtypes") and str(getattr(table[name], "dtype", "")) == "category"
         if category and name not in self.categories:
             raise InputError(f"column {name!r} holds categories; {self._advice(name)}")
@@ -116,7 +116,7 @@ class Columns:
                 not whole or values.dtype.kind != "f",
                 f"column {name!r} holds fractions and dtype is {self.dtype}; leave dtype out, or the column.",
             )
-            with np.errstate(over="ignore"):  # what is beyond float32 is refused with its row, later
+            with np.errstate(over="ignore"):  # values beyond float32 are refused later, with their row
                 blocks.append(values.astype(kind)[:, None])
         return np.concatenate(blocks, axis=1)
 
@@ -129,7 +129,7 @@ class Columns:
         return np.stack(values, axis=1)
 
     def _values(self, columns: Mapping[Hashable, NDArray[Any]], name: Hashable) -> NDArray[Any]:
-        """Numbers or booleans, one or an array per row; of a column with categories, their places in the list."""
+        """The values of a column, one number, boolean or array per row; for a column with categories, indices in their list."""
         values = columns[name]
         if name in self.categories:
             return _codes(name, values, self.categories[name])
@@ -155,7 +155,7 @@ def _check_flat(field: str, name: Hashable, values: NDArray[Any]) -> None:
 
 
 def client_ids_of(table: Any, by: Names) -> Any:
-    """One id per row: the values of a column, or tuples of those of several."""
+    """The client id of every row: the value of one column, or a tuple of the values of several."""
     columns = as_names(by)
     require(len(columns) > 0, "by is empty; name the column that says which client holds a row.")
     for name in columns:
@@ -169,7 +169,7 @@ def client_ids_of(table: Any, by: Names) -> Any:
 
 
 def partitions(source: Any, clients: int | None) -> Iterable[Any] | None:
-    """The tables of a list or of a partitioner, one per client; None where there is one table for all."""
+    """The tables of a list or of a partitioner, one per client; None if `source` is one table for all clients."""
     if hasattr(source, "load_partition"):
         count = getattr(source, "num_partitions", clients)
         if count is None:
@@ -181,12 +181,12 @@ def partitions(source: Any, clients: int | None) -> Iterable[Any] | None:
 
 
 def as_names(names: Names) -> tuple[Hashable, ...]:
-    """Names of columns, whether one is given or a list of them."""
+    """Return a tuple of column names, from one name or a list of names."""
     return tuple(names) if isinstance(names, Sequence) and not isinstance(names, str | bytes) else (names,)
 
 
 def _column_names(table: Any) -> list[Hashable]:
-    """Of a DataFrame, a Hugging Face data set or a dict of columns."""
+    """The column names of a DataFrame, a Hugging Face data set or a dict of columns."""
     found = [getattr(table, attribute, None) for attribute in ("column_names", "columns")]
     names = next((names for names in found if names is not None), list(table) if isinstance(table, Mapping) else None)
     if names is None or callable(names) or isinstance(names, dict) or not hasattr(table, "__len__"):
@@ -198,7 +198,7 @@ def _column_names(table: Any) -> list[Hashable]:
 
 
 def _check_column(table: Any, field: str, name: Hashable, verb: str = "names") -> None:
-    """Raises `InputError` unless there is exactly one such column."""
+    """Raise `InputError` unless the table has exactly one column of this name."""
     names = _column_names(table)
     if name not in names:
         there = "which is not there" if verb == "names" else "which the others have"
@@ -207,31 +207,31 @@ def _check_column(table: Any, field: str, name: Hashable, verb: str = "names") -
 
 
 def _read_column(table: Any, name: Hashable) -> NDArray[Any]:
-    """The values as they are stored; text and missing values come in an array of objects."""
+    """The values of a column as they are stored; text and missing values are in an array of objects."""
     values = (table.with_format("numpy") if hasattr(table, "with_format") else table)[name]
     values = as_array(values)
     if not isinstance(values, np.ndarray | list | tuple):
-        # A Hugging Face column is read when it is sliced.
+        # Slicing reads a Hugging Face column.
         values = values[:] if hasattr(values, "__getitem__") else list(values)
     if isinstance(values, np.ndarray):
         return values
     kinds = set(map(type, values))
     if kinds <= {int, float, bool}:
         return np.asarray(values)
-    # Not np.asarray: it would turn [1, "a"] into text and stack whatever it can.
+    # Not np.asarray: it would turn [1, "a"] into text and stack arrays of equal shape.
     objects = np.empty(len(values), dtype=object)
     objects[:] = values if kinds <= {str, type(None), int, float, bool} else [_cell(value) for value in values]
     return objects
 
 
 def _cell(value: Any) -> Any:
-    """An image or a tensor as an array; anything else as it is."""
+    """Convert an image or a tensor to an array; return any other value as it is."""
     image = hasattr(value, "__array_interface__") and not isinstance(value, np.generic)
     return as_array(value) if isinstance(value, Tensor) else np.asarray(value) if image else value
 
 
 def _join(name: Hashable, parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """One column from those of several clients, one of which has rows; a client without has no say in its type."""
+    """Concatenate a column of several clients, at least one of which has rows; empty clients do not affect its type."""
     full = [part for part in parts if len(part)]
     shapes = {part.shape[1:] for part in full}
     require(
@@ -243,7 +243,7 @@ def _join(name: Hashable, parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _refuse_missing(name: Hashable, values: NDArray[Any], where: str = "") -> None:
-    """Raises `InputError` where a row has no value, with the first such row."""
+    """Raise `InputError` if a row has no value; the message names the first such row."""
     if values.dtype.kind not in "fO":
         return
     missing = np.isnan(values) if values.dtype.kind == "f" else [is_missing(value) for value in values]
@@ -256,7 +256,7 @@ def _refuse_missing(name: Hashable, values: NDArray[Any], where: str = "") -> No
 
 
 def _codes(name: Hashable, values: NDArray[Any], listed: Sequence[Any]) -> NDArray[np.int64]:
-    """Places of the values in a public list of categories."""
+    """Map values to their indices in a public list of categories."""
     require(
         not isinstance(listed, str) and len(listed) > 0 and len(set(listed)) == len(listed),
         f"categories[{name!r}] is {listed!r}; give a list of different values.",
@@ -294,7 +294,7 @@ def _of_objects(name: Hashable, values: NDArray[Any], advice: str) -> NDArray[An
 
 
 def client_files(path: str | Path, files: str) -> list[Path]:
-    """The files of the clients in order of their names; hidden files are none."""
+    """The clients' files, sorted by name; hidden files are skipped."""
     folder = Path(path)
     require(
         folder.is_dir(), f"path is {str(path)!r}, which is no folder; give the folder that holds one file per client."
@@ -315,7 +315,7 @@ def client_files(path: str | Path, files: str) -> list[Path]:
 
 
 def read_files(files: list[Path]) -> list[dict[str, Any]]:
-    """Tables with the same columns, for columns of text with one type for all the clients."""
+    """Read one table per file; a column of text gets the same type in all tables."""
     tables = [_read_file(file) for file in files]
     for name in {name for table in tables for name, values in table.items() if isinstance(values, list)}:
         read, dtype = _kind([value for table in tables for value in table.get(name, ())])
@@ -361,13 +361,13 @@ _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {".npz": _npz, ".safeten
 
 
 def _kind(values: list[str]) -> tuple[Callable[[str], Any], Any]:
-    """How a column of text is read: as whole numbers, numbers or booleans if all of it can be, else as text with gaps as None."""
+    """Return the parser and dtype of a column of text: integers, floats or booleans if all values are, else text (gaps: None)."""
     kinds: list[tuple[Callable[[str], Any], Any]] = [
         (int, np.int64),
         (float, np.float64),
         (lambda value: {"true": True, "false": False}[value.lower()], bool),
     ]
-    # Python reads 1_2 as 12; in a file it is a name.
+    # Python reads 1_2 as 12; in a file it is text.
     if all(values) and not any("_" in value for value in values):
         for read, dtype in kinds:
             with suppress(ValueError, KeyError, OverflowError):

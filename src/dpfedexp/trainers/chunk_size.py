@@ -14,14 +14,14 @@ from dpfedexp.trainers.task import Task
 
 CPU_BUDGET = 512 * 2**20
 UPDATE_COPIES = 6
-"""Of a client's update, from training to the sum: as trained, clipped, lifted or randomized, clipped again, in double precision."""
+"""Copies of a client's update from training to the sum: as trained, clipped, lifted or randomized, clipped again, in float64."""
 _UNITS = {"": 1, "b": 1} | {
     f"{p}{b}": base**e for e, p in enumerate("kmgt", 1) for b, base in (("b", 1000), ("ib", 1024))
 }
 
 
 def parse_memory(memory: str | int | None) -> int | None:
-    """Bytes from a number or from text such as "4GB" or "512MiB".
+    """Parse a number of bytes, or text such as "4GB" or "512MiB"; returns bytes, or None for None.
 
     >>> parse_memory("4GB")
     4000000000
@@ -37,7 +37,7 @@ def parse_memory(memory: str | int | None) -> int | None:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one client of the largest size takes, in numbers; `inputs` and `activations` are those of one row of a batch."""
+    """The memory of one client of the largest size, in numbers; `inputs` and `activations` are those of one row of a batch."""
 
     rows: int
     inputs: int
@@ -47,26 +47,26 @@ class Footprint:
 
     @property
     def batch_bytes(self) -> int:
-        """Inputs and activations, those kept for the backward pass and their gradients."""
+        """Bytes of inputs and activations, with those kept for the backward pass and their gradients."""
         return 4 * self.rows * (self.inputs + 4 * self.activations)
 
     @property
     def bytes(self) -> int:
-        """With a handful of copies of the parameters."""
+        """Bytes of a client in training: its batch and several copies of the parameters."""
         return 4 * (8 + self.moments) * self.dimension + self.batch_bytes
 
     def tile(self, budget: int) -> int:
-        """Clients whose parameters and activations together take about this many bytes."""
+        """The number of clients whose parameters and activations together take about `budget` bytes."""
         return max(1, budget // (4 * (3 + self.moments) * self.dimension + self.batch_bytes))
 
 
 def automatic_chunk(
     task: Task, budget: int | None = None, in_flight: int | None = None, *, isolated: bool = False
 ) -> int:
-    """A chunk whose parameters, gradients and activations fit the budget: half a GiB or more on a CPU, half of what a GPU has free.
+    """The largest chunk whose parameters, gradients and activations fit the budget.
 
-    `in_flight` clients train at a time where the chunk is trained in tiles. An isolated run goes by the machine's memory and not by
-    what is free, because the clients' data take of that.
+    The default budget is half a GiB or more on a CPU, half of the free memory on a GPU. `in_flight` clients train at a time if the
+    chunk is trained in tiles. An isolated run uses the total memory, because the free memory depends on the clients' data.
     """
     size = footprint(task)
     automatic = budget is None
@@ -106,7 +106,7 @@ def footprint(task: Task) -> Footprint:
     probe = copy.deepcopy(task.model).eval()
     for module in probe.modules():
         module.register_forward_hook(count)
-    # Seen on two examples, because some layers take no batch of one.
+    # Measured on two examples, because some layers do not accept a batch of one.
     with torch.no_grad():
         call(probe, each(lambda value: value[0], x))
     return Footprint(rows, inputs, sum(put_out) // 2, task.layout.dimension, moments)

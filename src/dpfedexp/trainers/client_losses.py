@@ -20,18 +20,18 @@ from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Clients, Task, Trainer, batches, rows_of_one
 
 PIECE = 64
-"""Rows of a client that are measured at once."""
+"""How many rows of a client are measured at once."""
 MOST_ROWS = 512
 """The most rows of a client for its mean loss; a client with more rows uses a sample."""
 
 
 def all_rows(most: int | None) -> LocalOptimizer:
-    """One batch of all the rows that a client with this `max_examples` trains on in a round, as far as `MOST_ROWS` goes."""
+    """An optimizer whose one batch has all rows that a client with this `max_examples` trains on, up to `MOST_ROWS`."""
     return Sgd(lr=1.0, steps=1, max_examples=min(most or MOST_ROWS, MOST_ROWS))
 
 
 class ClientLosses:
-    """Mean losses of clients at parameters of their own; in a run that protects data `unit` of them go into one tensor program."""
+    """Mean losses of clients, each at its own parameters; in a secure run `unit` of them are computed in one tensor program."""
 
     what = "losses"
 
@@ -40,7 +40,7 @@ class ClientLosses:
         public = unit is None or task.local.shape_is_public
         self.alone = not public or trainer.unit == 1 or isinstance(trainer, Loop)
         self.own_shape = unit is not None and not public
-        # Recorded for speed or not, these are asked for twice a round.
+        # keep=0: these programs run only twice a round, so recording them for speed is not worth it.
         self.together = task.program(f"{self.what} of clients", vmap(self._one), batched=True, keep=0)
         self.one = task.program(f"{self.what} of a client", self._one, keep=0)
 
@@ -48,7 +48,7 @@ class ClientLosses:
         return (self.task.losses(params, x, y, key) * weights).sum()
 
     def __call__(self, w: Tensor, rows: Tensor, clients: Tensor, plan: Schedule, round: int) -> Tensor:
-        """The losses [n] at w + rows, [d] and [n, d], of clients [n] on rows of a plan; one that is not a number is infinite."""
+        """Return the losses [n] at w + rows ([d] and [n, d]) of clients [n] on the rows of a plan; NaN becomes infinite."""
         task, size = self.task, 1 if self.alone else self.unit or len(rows)
         keys = task.keys(self.streams, round, clients)
         found = []
@@ -65,7 +65,7 @@ class ClientLosses:
         return cast(Tensor, self.together(self.task.layout.unflatten(own), x, y, weights, *keys))
 
     def _asked_alone(self, own: Tensor, client: Tensor, plan: Schedule, round: int, *keys: Tensor) -> Tensor:
-        """One client's. What draws without a key draws from the client's own stream."""
+        """The loss of a single client. A module that draws without a key draws from the client's own stream."""
         seed = int(self.streams.at("module", round).generator(int(client)).integers(2**63))
         with seeded_generators(self.task.device, seed) if self.task.synthetic is None else nullcontext():
             plan = plan.in_own_shape() if self.own_shape else plan
@@ -76,9 +76,9 @@ class ClientLosses:
 
 
 class ClientScores(ClientLosses):
-    """Vectors of metrics at released parameters, a row for each client (`core.client_metrics`); zeros for one without rows.
+    """Metric vectors of clients at released parameters, one row per client (`core.client_metrics`); zeros for one without rows.
 
-    The model is in eval mode. In a run that protects data clients are measured one by one, in a shape that is public.
+    The model is in eval mode. In a secure run clients are measured one by one, in a public shape.
     """
 
     what = "metrics"
@@ -101,7 +101,7 @@ class ClientScores(ClientLosses):
         return (self.task.losses(params, x, y, key) * weights[:, None]).sum(0)
 
     def of_clients(self, w: Tensor, clients: Tensor, round: int) -> Tensor:
-        """[n, WIDTH] for clients [n] at w [d]."""
+        """The metric vectors [n, WIDTH] of clients [n] at w [d]."""
         sizes = self.task.clients.sizes[clients]
         found = torch.zeros(len(clients), WIDTH, device=w.device)
         holders = torch.nonzero(sizes > 0).flatten()
@@ -112,7 +112,7 @@ class ClientScores(ClientLosses):
         plan = schedule(all_rows(None), sizes[holders], lambda row: draws(numbers[row]), public=self.unit is not None)
         still = torch.zeros(len(who), len(w), device=w.device)
         rows = torch.zeros(len(who), WIDTH, device=w.device)
-        # A client's vector is a mean, so its rows may come in pieces that need no more memory than training does.
+        # A client's vector is a mean, so its rows may be measured in pieces that need no more memory than training.
         for first in range(0, plan.positions.shape[2], PIECE):
             at = slice(first, first + PIECE)
             piece = Schedule(plan.positions[:, :, at], plan.weights[:, :, at], plan.steps, plan.most)

@@ -1,7 +1,7 @@
 """Support for `vmap`: random draws of modules (dropout, noise) from each client's own stream, and fused layers of torch.
 
 A draw is a hash of (the client's key, step, call, row, place), so that loop and vectorized trainers see the same masks bit for bit,
-and a recording can replay it. The hash is splitmix64's: good statistics and no cryptography. No privacy noise comes from here.
+and a recording can replay it. The hash is splitmix64: good statistics, not cryptographic. No privacy noise is drawn in this file.
 """
 
 import math
@@ -26,46 +26,46 @@ from dpfedexp.errors import InputError
 from dpfedexp.trainers.recording import in_range
 
 CONSTANTS = _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-"""splitmix64's constants, as signed numbers of 64 bits; products wrap around."""
+"""The constants of splitmix64 as signed 64-bit numbers; products wrap around."""
 _ALPHA = 1.7580993408473766
-"""Minus the value that alpha dropout puts in the place of what it drops: SELU's limit."""
+"""Minus the value by which alpha dropout replaces a dropped number: SELU's limit."""
 
 
 def client_keys(
     streams: Streams, round: int, clients: Tensor, device: torch.device, purpose: str = "module masks"
 ) -> Tensor:
-    """One key for each client's draws of a round, [n]: from the seed, the round and the client's number alone."""
+    """One key per client for its draws of a round, [n]; a function of the seed, the round and the client's number alone."""
     halves = (streams.at(purpose, round).uniform(clients, 2) * 2.0**32).long()
     return ((halves[:, 0] << 32) | halves[:, 1]).to(device)
 
 
 def step_keys(keys: Tensor, step: Tensor) -> Tensor:
-    """The keys of one step, [n]."""
+    """The clients' keys of one step, [n]."""
     return _mixed(keys + (step.long() + 1) * _SECOND)
 
 
 def _mixed(z: Tensor) -> Tensor:
-    """A bijection of 64 bits in which every bit of the input moves about half of the output's."""
+    """Mix 64 bits: a bijection in which every input bit changes about half of the output bits."""
     z = _scattered(z, 30, 27)
     return z ^ ((z >> 31) & (2**33 - 1))
 
 
 def _scattered(z: Tensor, first: int, second: int) -> Tensor:
-    """The same without the last turn: its high bits are as good. Changes `z`, in memory that the tensors' size makes precious."""
+    """`_mixed` without its last shift; the high bits are as good. Changes `z` in place, because the tensors are large."""
     z = z.bitwise_xor_((z >> first).bitwise_and_(2 ** (64 - first) - 1)).mul_(_FIRST)
     return z.bitwise_xor_((z >> second).bitwise_and_(2 ** (64 - second) - 1)).mul_(_SECOND)
 
 
 def row_words(key: Tensor, call: int, count: int) -> Tensor:
-    """What the words of a row's places are made from, one for each of `count` rows."""
+    """One hash per row, [count], from which `words` computes the words of the row's places."""
     own = _mixed(key + ((call + 1) * _FIRST + 2**63) % 2**64 - 2**63)
     return _mixed(own[..., None] + torch.arange(1, count + 1, device=key.device) * _GOLDEN)
 
 
 def words(key: Tensor, call: int, shape: Sequence[int], *, rows_last: bool = False) -> Tensor:
-    """A whole number for each place of `shape` [rows, …], uniform over 64 bits, signed; padding rows change no other row.
+    """A signed 64-bit word, uniform, for each place of `shape` [rows, …]; a row's words do not depend on the number of rows.
 
-    With `rows_last` keys are [n] of many clients, and the result is [n, …, rows], as fast programs hold their values.
+    With `rows_last`, keys are [n] of many clients, and the result is [n, …, rows], the layout of fast programs.
     """
     count, places = (shape[0] if shape else 1), math.prod(shape[1:])
     rows = row_words(key, call, count)
@@ -84,7 +84,7 @@ def dropout_mask(
 
 
 def dropped_below(p: float) -> int:
-    """A place with a word below this is dropped."""
+    """The threshold: a place whose word is below it is dropped."""
     return min(round(p * 2.0**64), 2**64 - 1) - 2**63
 
 
@@ -93,9 +93,9 @@ def kept_share(p: float) -> float:
 
 
 class Drawing(TorchFunctionMode):
-    """While it lasts, what `_RULES` has draws from the key of a client's step, also under `vmap`.
+    """A mode in which the functions in `_RULES` draw from the key of a client's step, also under `vmap`.
 
-    Other draws use torch's generator, which vmap refuses and the loop seeds for each client. Without a key only fused operations
+    Other draws use torch's generator, which `vmap` refuses and the loop seeds for each client. Without a key only fused layers
     are replaced.
     """
 
@@ -108,7 +108,7 @@ class Drawing(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            # torch turns a mode off while it asks it: what this function calls in turn must be asked about too.
+            # torch disables a mode while it handles a call; enable it again for the calls inside this function.
             with self:
                 return _multi_head(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
@@ -123,7 +123,7 @@ class Drawing(TorchFunctionMode):
             if one_by_one(func, args) or (self.key is not None and train and p > 0 and layers > 1):
                 return recurrent(CELLS[func], *args, drop=self.dropped)
         rule = None if self.key is None else _RULES.get(func)
-        # A generator or a place for the result is the caller's own.
+        # A call with a generator or an output tensor of its own is left to torch.
         explicit = kwargs.get("generator") is not None or kwargs.get("out") is not None
         found = NotImplemented if rule is None or explicit else rule(self, *args, **kwargs)
         return func(*args, **kwargs) if found is NotImplemented else found
@@ -132,7 +132,7 @@ class Drawing(TorchFunctionMode):
         return dropout_mask(self._next(), self.calls, p, shape, like.dtype)
 
     def uniform(self, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-        """Uniform on [0, 1), in steps as fine as torch's own: 24 bits, or 53 in float64."""
+        """Draw uniform numbers on [0, 1), with torch's resolution: 24 bits, or 53 in float64."""
         kind = dtype or torch.get_default_dtype()
         bits = 53 if kind == torch.float64 else 24
         whole = (words(self._next(), self.calls, shape) >> (64 - bits)) & (2**bits - 1)
@@ -161,7 +161,7 @@ def attention(
     *,
     drop: Callable[[Tensor, float], Tensor],
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` out of products that `vmap` knows; where all is masked the result is 0."""
+    """`torch.nn.functional.scaled_dot_product_attention` in operations that `vmap` supports; 0 where everything is masked."""
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
@@ -186,7 +186,7 @@ _multi_head = types.FunctionType(
 
 
 def _dropping(shape_of: Callable[[Tensor], Sequence[int]], *, alpha: bool = False) -> Callable[..., Any]:
-    """Dropout with one draw for each place of `shape_of(input)`."""
+    """The rule of a dropout function, with one draw for each place of `shape_of(input)`."""
 
     def rule(mode: Drawing, input: Tensor, p: float = 0.5, training: bool = not alpha, inplace: bool = False) -> Any:
         if not training or not 0 < p <= 1 or (alpha and p == 1):
@@ -203,10 +203,10 @@ def _dropping(shape_of: Callable[[Tensor], Sequence[int]], *, alpha: bool = Fals
 
 
 def _channels(spatial: int) -> Callable[[Tensor], Sequence[int]]:
-    """The shape of whole channels; `spatial` is how many dimensions follow them."""
+    """A function from a tensor to the shape of a mask over whole channels, which `spatial` dimensions follow."""
 
     def shape(x: Tensor) -> Sequence[int]:
-        # A single example has no rows: its channels come first. dropout2d has always taken three dimensions for rows of two.
+        # An unbatched example begins with its channels. dropout2d treats three dimensions as a batch, as torch does.
         lead = 1 if spatial != 2 and x.dim() == spatial + 1 else 2
         return (*x.shape[:lead], *[1] * (x.dim() - lead))
 
@@ -221,7 +221,7 @@ def _shape_of(size: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _normal(mode: Drawing, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-    """Box and Muller's, of which the first number is never 0."""
+    """Draw normal numbers by the Box-Muller method; log1p(−u) is finite because u < 1."""
     one, two = (mode.uniform(shape, torch.float64) for _ in range(2))
     normal = torch.sqrt(-2.0 * torch.log1p(-one)) * torch.cos(2.0 * math.pi * two)
     return normal.to(dtype or torch.get_default_dtype())
@@ -245,7 +245,7 @@ def _bernoulli(mode: Drawing, input: Tensor, *args: Any, **options: Any) -> Any:
 
 
 def _whole(mode: Drawing, given: Sequence[Any], shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-    """Whole numbers below the one given, or between the two given; as even as a double is fine."""
+    """Draw whole numbers below the given one, or between the two given, as uniform as a double allows."""
     low, high = map(int, given if len(given) == 2 else (0, *given))
     share = mode.uniform(shape, torch.float64)
     return (low + (share * (high - low)).long()).clamp_max(high - 1).to(dtype or torch.int64)
@@ -281,7 +281,7 @@ def _torch_normal(mode: Drawing, mean: Any, std: Any = 1.0, size: Any = None, **
 
 
 def _filled(draw: Callable[..., Tensor]) -> Callable[..., Any]:
-    """A method of a tensor that fills it with draws."""
+    """The rule of a tensor method that fills the tensor with draws."""
 
     def rule(mode: Drawing, input: Tensor, *args: Any, generator: None = None, **options: Any) -> Any:
         return input.copy_(draw(mode, input, *args, **options))
@@ -303,7 +303,7 @@ def _rrelu(mode: Drawing, input: Tensor, lower: float, upper: float, training: b
 
 
 def _fractional_pool(function: Callable[..., Any], spatial: int) -> Callable[..., Any]:
-    """A pool whose windows begin at random places: torch draws them inside, where no mode is asked."""
+    """The rule of a pool whose windows begin at random places: torch draws them internally, where no mode sees it."""
 
     def rule(mode: Drawing, input: Tensor, *args: Any, _random_samples: Tensor | None = None, **options: Any) -> Any:
         if _random_samples is None:
@@ -343,9 +343,9 @@ _RULES: dict[Any, Callable[..., Any]] = {
 
 
 def _own_words(input: Tensor, weight: Tensor, *options: Any, **more: Any) -> Tensor:
-    """An embedding whose gradient stays with its client: `vmap` would add that of a word which does not exist to a neighbor's.
+    """An embedding whose gradient stays within the client: `vmap` would add the gradient of an unknown word to another client.
 
-    Outputs and update of a client with such a word are not a number, and count as 0. Alone, it has torch's error.
+    Outputs and update of a client with an unknown word are NaN, and its update counts as 0. Without `vmap` torch raises its error.
     """
     if not batched(input) and not batched(weight):
         return F.embedding(input, weight, *options, **more)
@@ -356,7 +356,7 @@ def _own_words(input: Tensor, weight: Tensor, *options: Any, **more: Any) -> Ten
 
 
 def _own_table(weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: bool, **more: bool) -> Tensor:
-    """torch.embedding, the same as `F.embedding` with its arguments in another order."""
+    """`torch.embedding`: the same as `F.embedding` with another order of arguments."""
     given = dict(zip(("scale_grad_by_freq", "sparse"), options, strict=False)) | more
     return _own_words(indices, weight, None if padding_idx < 0 else padding_idx, **given)
 
@@ -370,7 +370,7 @@ class ModuleTraits:
 
 
 def module_traits(module: nn.Module, x: Inputs) -> ModuleTraits:
-    """Find the traits of a module in one forward pass in training mode; both are True where the pass fails."""
+    """Find the traits of a module in one forward pass in training mode; both are True if the pass fails."""
     mode = Drawing(torch.zeros((), dtype=torch.int64, device=leaves(x)[0].device))
     try:
         with torch.no_grad(), mode:
@@ -382,15 +382,15 @@ def module_traits(module: nn.Module, x: Inputs) -> ModuleTraits:
 
 T = TypeVar("T")
 _ONE_STATE = threading.RLock()
-"""There is one state of each generator in a process."""
+"""A process has one global state of each generator, so threads must take turns."""
 
 
 @contextmanager
 def seeded_generators(device: torch.device, seed: int = 0) -> Iterator[None]:
-    """The generators that a program may draw from, seeded, and back where they were afterwards. Threads take turns."""
+    """Seed the global generators of torch, NumPy and Python, and restore their states afterwards. Threads take turns."""
     with _ONE_STATE, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed, python, legacy = seed % 2**63, random.getstate(), np.random.get_state()
-        # torch.manual_seed would also ask for other kinds of devices, which takes longer than all the rest.
+        # torch.manual_seed would also seed other kinds of devices, which takes longer than everything else here.
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             with torch.cuda.device(device):
@@ -405,7 +405,7 @@ def seeded_generators(device: torch.device, seed: int = 0) -> Iterator[None]:
 
 
 def check_draws(model: nn.Module, x: Inputs) -> None:
-    """Raises `InputError` where a copy's pass draws from NumPy or Python: clients would share the draw, a recording repeat it."""
+    """Raise `InputError` if the model draws from NumPy or Python: clients would share the draws, and recordings repeat them."""
 
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -420,8 +420,8 @@ def check_draws(model: nn.Module, x: Inputs) -> None:
 
 
 def watching_draws(work: Callable[[], T]) -> tuple[T, bool]:
-    """What `work` returns, and whether it drew from NumPy's or Python's global generators."""
-    # Another thread of the process may draw meanwhile, as Flower's heartbeat does. What draws does so every time.
+    """Return the result of `work`, and whether it drew from NumPy's or Python's global generators."""
+    # Another thread of the process may draw meanwhile, such as Flower's heartbeat; work that draws does so in every attempt.
     for _ in range(3):
         before = generator_states()
         found = work()
@@ -438,11 +438,11 @@ def generator_states() -> tuple[Any, ...]:
 
 CellState = tuple[Tensor, ...]
 Cell = Callable[[Tensor, CellState, Sequence[Tensor]], CellState]
-"""From the input's part of the gates, the state and the weights that act on it to the next state; its first part is the output."""
+"""From the input's part of the gates, the state and the recurrent weights to the next state, whose first part is the output."""
 
 
 def _recurred(h: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """U h + b, where there is a b."""
+    """U h, plus the bias if there is one."""
     product = h @ weights[0].transpose(-2, -1)
     return product + weights[1] if len(weights) > 1 else product
 
@@ -476,7 +476,7 @@ CELLS: dict[Any, Cell] = {
 
 
 def without_flat_weights(module: nn.Module) -> nn.Module:
-    """The module itself, whose recurrent layers no longer ask where their weights lie, which those under `vmap` can't say."""
+    """Return the module, whose recurrent layers no longer check where their weights are in memory: `vmap` has no such address."""
     for part in module.modules():
         if isinstance(part, nn.RNNBase):
             part.flatten_parameters = _nothing  # type: ignore[method-assign]
@@ -487,12 +487,12 @@ def _nothing(*args: Any) -> None: ...
 
 
 def one_by_one(func: Any, args: Sequence[Any]) -> bool:
-    """Whether torch would go through the clients of `vmap` in turn at this call of a recurrent layer."""
+    """Whether torch would run this call of a recurrent layer for the clients of `vmap` one after the other."""
     return whole(func, args) and any(batched(part) for part in (args[0], *_states(args[1]), *args[2]))
 
 
 def whole(func: Any, args: Sequence[Any]) -> bool:
-    """Whether `recurrent` knows this call: not packed sequences of different lengths, nor an LSTM that projects its outputs."""
+    """Whether `recurrent` supports this call: no packed sequences of different lengths, and no LSTM with projections."""
     if func not in CELLS or not isinstance(args[3], bool):
         return False
     return len({part.shape[-1] for part in _states(args[1])}) == 1
@@ -525,7 +525,7 @@ def recurrent(
     *,
     drop: Callable[[Tensor, float], Tensor],
 ) -> tuple[Tensor, ...]:
-    """`torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` by their cells, with torch's order of arguments.
+    """`torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu`, computed cell by cell, with torch's order of arguments.
 
     x is [t, rows, features], or [rows, t, features] with `rows_first`.
     """
@@ -555,13 +555,13 @@ def recurrent(
 
 
 EXPLICIT_MASKS = "dpfedexp"
-"""The name under which `transformers` knows this attention."""
+"""The name under which this attention is registered in `transformers`."""
 
 
 def with_explicit_masks(module: nn.Module) -> nn.Module:
-    """The module itself, whose `transformers` models with torch's attention build every mask that they are given.
+    """Return the module, whose `transformers` models with torch's attention build every mask that they get.
 
-    By default they look whether a mask is all ones, and `vmap` can't. The numbers are the same.
+    By default they test whether a mask is all ones, which `vmap` can't. The results are the same.
     """
     transformers = sys.modules.get("transformers")
     kind = getattr(transformers, "PreTrainedModel", None)

@@ -16,13 +16,13 @@ from dpfedexp.trainers.task import Precision
 class Execution:
     """Execution settings: device, seed, chunk size, trainer and precision.
 
-    Except for `seed` and `precision`, they change results only by rounding. They never change a privacy statement.
+    Except for `seed` and `precision`, the settings change results only by rounding. They never change a privacy statement.
 
     Args:
-        device: a torch device such as "cpu" or "cuda:1"; by default the GPU where there is one.
+        device: a torch device such as "cpu" or "cuda:1"; by default the GPU if there is one.
         seed: the seed of all random draws of a simulation. A secure run draws from the operating system.
         chunk_size: clients per tensor program; automatic by default.
-        trainer: "auto" takes the fastest of "fast" (networks of known layers), "vectorized" (any that vmap can trace) and "loop".
+        trainer: "auto" takes the fastest of "fast" (networks of known layers), "vectorized" (if vmap can trace it) and "loop".
         precision: of local training: "fp32", or on a GPU "tf32" or "bf16" (docs/scale.md says what they change).
         memory: bytes that the clients of a chunk may take, such as "4GB"; automatic by default.
         progress: show a progress bar in a terminal or a notebook.
@@ -53,7 +53,7 @@ class Execution:
 
     @property
     def place(self) -> torch.device:
-        """The device itself. `InputError` where this machine has no such device."""
+        """The torch device; raises `InputError` if this machine does not have it."""
         if self.device is None:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
@@ -70,7 +70,7 @@ class Execution:
 
 
 def as_execution(execution: Execution | str | torch.device | None) -> Execution:
-    """The execution; from a device alone where one is named."""
+    """Return the execution settings; a device alone stands for the default settings on that device."""
     if execution is None or isinstance(execution, str | torch.device):
         return Execution(device=execution)
     if not isinstance(execution, Execution):

@@ -1,14 +1,14 @@
 """Isolation: in a secure run, a client's update does not depend on the data of others, bit for bit.
 
-The noise covers one client moving one row of the sum. Isolation is by construction:
+The privacy noise covers one client that changes one row of the sum. Isolation is by construction:
 
-- module, loss, transform and a caller's own optimizer run on synthetic values only. Their tensor operations are recorded there, and
-  clients' rows go through the recording (`trainers.recording`), which is refused where it could carry anything between clients;
+- module, loss, transform and a custom optimizer run on synthetic values only. Their tensor operations are recorded there, and the
+  clients' rows go through the recording (`trainers.recording`), which is refused if it could carry anything between clients;
 - every client has its own copy of the parameters, and the transform sees one client at a time;
-- every shape is fixed by public numbers (`local.max_examples`, or `steps` and `batch_size`), or is a client's own; the last chunk
-  is filled up, and clients stay in the order of their numbers;
-- the trainer is chosen on synthetic clients, and only if their rows come out the same, bit for bit, beside other clients and in
-  other places of the chunk (`is_isolated`): kernels are chosen by shapes and addresses, not by values.
+- every shape is fixed by public numbers (`local.max_examples`, or `steps` and `batch_size`), or depends on one client alone; the
+  last chunk is padded, and clients stay in the order of their numbers;
+- the trainer is chosen on synthetic clients, and only if their rows are the same, bit for bit, with other clients in the chunk and
+  in other places of the chunk (`is_isolated`): kernels are chosen by shapes and addresses, not by values.
 """
 
 import copy
@@ -44,17 +44,17 @@ WHY = (
     "and tokens and labels 0 and 1.)"
 )
 _BATCH = 8
-"""Rows of the batches that programs are recorded on to be compared, and of the largest client that is tried with its own shape."""
+"""Rows of the batches on which recordings are compared, and of the largest client that is tried with its own shape."""
 _STEPS = 3
-"""Local steps of a trial: the first starts from one vector for all, the later ones from rows of their own."""
+"""Local steps of a trial: the first starts from one vector for all clients, later ones from each client's own row."""
 
 
 def synthetic_clients(task: Task, count: int) -> SyntheticClients:
-    """Clients of the federation's shapes, as large as the public bound allows, in place of the real ones."""
+    """Synthetic clients with the federation's shapes, as large as the public bound allows."""
     x, y = one_row(task.clients)
     like = each(lambda value: value[0, 0].cpu(), x), y[0, 0].cpu()
     size = torch.full((count,), task.local.max_examples or task.local.batch_size or 2)
-    # A vocabulary of one word has no second.
+    # A vocabulary of one word has no token 1.
     for tokens in (2, 1):
         clients = SyntheticClients(like, size, getattr(task.clients, "transform", None), tokens=tokens)
         with suppress(Exception), torch.no_grad(), seeded_generators(task.device):
@@ -65,7 +65,7 @@ def synthetic_clients(task: Task, count: int) -> SyntheticClients:
 
 
 def _batches(task: Task, clients: SyntheticClients) -> tuple[tuple[Inputs, Tensor], ...]:
-    """Three batches of two rows."""
+    """Three batches of two rows, one per synthetic client."""
     return _by_client(*replace(task, clients=clients).gather(torch.arange(3), torch.arange(2).expand(3, 2)))
 
 
@@ -74,15 +74,15 @@ def check_on(clients: SyntheticClients, task: Task) -> None:
     trial = replace(task, clients=clients)
     try:
         check_task(trial)
-        # Known from here on for the real clients' task too.
+        # Computed here on synthetic rows, and shared with the task of the real clients.
         _ = trial.module_traits
     except InputError as error:
         raise InputError(f"{error} {WHY}") from None
 
 
 def check_rows(task: Task) -> None:
-    """Raises `InputError` where a client that is asked twice gives other rows: how often it is asked follows from the others."""
-    # Of several clients, because the rows of one alone could hide the difference.
+    """Raise `InputError` if reading a client twice gives different rows: how often it is read depends on other clients."""
+    # Several clients, because a single client's rows could hide the difference.
     some = torch.nonzero(task.clients.sizes > 0).flatten()[:3]
     read = task.held(some, torch.zeros((len(some), 1, 1), dtype=torch.int64), Streams(0), 0)
     try:
@@ -112,7 +112,7 @@ def make_state_check(task: Task, clients: SyntheticClients, *, isolated: bool) -
         if isolated:
             text = f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {WHY}"
             raise InputError(text) from error
-    # A model that takes no synthetic rows: a simulation may look at its clients.
+    # The model does not accept synthetic rows: only a simulation may use its clients' rows instead.
     holders = torch.nonzero(task.clients.sizes > 0).flatten()
     some = holders[torch.arange(3) % len(holders)]
     last = (task.clients.sizes[some] - 1)[:, None]
@@ -125,9 +125,9 @@ def _by_client(x: Inputs, y: Tensor) -> tuple[tuple[Inputs, Tensor], ...]:
 
 
 def check_recordings(trial: Task, streams: Streams) -> None:
-    """Raises `InputError` where a client's programs can't be recorded, or are others after they have seen other rows.
+    """Raise `InputError` if a client's programs can't be recorded, or change after they have seen other rows.
 
-    Tried on ordinary rows and on adversarial ones of synthetic clients, forward and backward.
+    They are tried on ordinary and on adversarial rows of synthetic clients, forward and backward.
     """
     clients = cast(SyntheticClients, trial.clients)
     count = min(int(clients.sizes[0]), _BATCH)
@@ -161,7 +161,7 @@ def check_recordings(trial: Task, streams: Streams) -> None:
 
 
 def _variants(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inputs, Tensor]]:
-    """An ordinary batch, adversarial ones, and the ordinary one again. The first pass may fill caches of something public."""
+    """An ordinary batch twice, adversarial ones, and the ordinary one again. The first pass may fill caches of public values."""
     return [(x, y), (x, y), *adversarial(x, y, words, labels), (x, y)]
 
 
@@ -190,7 +190,7 @@ def _tapes(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) -> list[
         except InputError:
             raise
         except Exception as error:
-            # Extreme values, words or labels may be refused by the program itself; ordinary ones may not.
+            # A program may refuse extreme values, words or labels; it must accept ordinary ones.
             if number in (0, 1, len(inputs) - 1):
                 text = f"{what} can't be computed on a batch of synthetic rows: {first_line(error)} {WHY}"
                 raise InputError(text) from error
@@ -198,9 +198,9 @@ def _tapes(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) -> list[
 
 
 def record_own_shapes(trial: Task, streams: Streams, largest: int) -> None:
-    """Record the programs of all shapes up to the largest client's, from the smallest on, where shapes are the clients' own.
+    """Record the programs of all shapes up to the largest client's, in increasing order, if shapes depend on the client alone.
 
-    Which sizes there are then decides nothing about any recording. Clients of a size on which a program fails learn nothing.
+    Then no recording depends on which sizes exist. Clients of a size on which a program fails send zero updates.
     """
     if trial.local.shape_is_public:
         return
@@ -229,7 +229,7 @@ def _record_shape(trial: Task, streams: Streams, size: int) -> None:
 
 
 def _known_numbers(task: Task, x: Inputs, y: Tensor) -> tuple[int, int]:
-    """How many words the model's embeddings know, and how many labels its loss."""
+    """The number of words that the model's embeddings know, and the number of labels that its loss knows."""
     tokens = cast(SyntheticClients, task.clients).tokens
     tables = [part.num_embeddings for part in task.model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     with torch.no_grad(), seeded_generators(task.device):
@@ -241,28 +241,28 @@ def _known_numbers(task: Task, x: Inputs, y: Tensor) -> tuple[int, int]:
 
 
 def widths(cohort: float, most: int, unit: int | None, fixed: bool) -> tuple[int, int]:
-    """Clients per chunk, and how many of them make a shape, from public numbers.
+    """The clients per chunk, and the clients per shape, from public numbers.
 
-    `cohort` clients are expected (exactly where `fixed`), `most` fit the memory, and a trainer takes `unit` or the whole chunk.
+    `cohort` clients are expected (exactly, if `fixed`), `most` fit the memory, and a trainer takes `unit` clients or all at once.
     """
     clients = max(1, int(np.ceil(cohort)))
     if unit is not None:
         return max(unit, most - most % unit), unit
-    # Where the number varies, the last chunk is only partly real: several small chunks waste less than one large one.
+    # If the number varies, the last chunk is only partly real: several small chunks waste less than one large one.
     chunks = -(-clients // most) if fixed else max(8, -(-clients // most))
     width = max(1, min(most, -(-clients // chunks)))
     return width, width
 
 
 def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
-    """Whether synthetic clients' rows are the same, bit for bit, beside other clients and in every place of a chunk of `width`.
+    """Whether synthetic clients' rows are the same, bit for bit, with other clients and in every place of a chunk of `width`.
 
-    `task` has synthetic clients. Rows are compared as trained, and clipped and lifted; so are the losses that a rate is chosen by,
-    where it sets itself. A client that is trained alone must not depend on those before it either.
+    `task` has synthetic clients. Rows are compared as trained, and clipped and lifted; with an automatic rate also the losses by
+    which it is chosen. A client that is trained alone must not depend on earlier clients either.
     """
     draw = np.random.default_rng(0)
     everyone = draw.permutation(2 * width)
-    # Where threads share an operation, only the rows at their borders may differ: every place is tried with several clients.
+    # Where threads share an operation, only rows at their borders may differ: every place is tried with several clients.
     orders = [everyone[:width], everyone[:width][::-1], np.roll(everyone[:width], 1), everyone[width // 2 :][:width]]
     orders += [draw.permutation(everyone[:width]), draw.permutation(everyone)[:width]]
     if width == 1:
@@ -275,7 +275,7 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
     asked = ClientLosses(task, trainer, Streams(0), unit=trainer.unit or width) if task.has_client_rates else None
     for order in orders:
         clients = torch.from_numpy(order.copy())
-        # A step at a rate of the client's own is another operation than one at the optimizer's, and rounds in its own way.
+        # A step with a rate per client is another operation than a step with the optimizer's rate, and rounds differently.
         own = (None, 0.1 + clients.float().to(w.device) / (20 * width)) if task.has_client_rates else ()
         rows = trainer(w, clients, _short(task.local, sizes[clients], clients), 1, *own)
         if radius is None:
@@ -296,7 +296,7 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two rows are the same; what is not a number in both counts as the same."""
+    """Whether two rows are equal; NaN in the same place of both counts as equal."""
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
@@ -305,7 +305,7 @@ def _plan(local: LocalOptimizer, sizes: Tensor, clients: Tensor, public: bool) -
 
 
 def _short(local: LocalOptimizer, sizes: Tensor, clients: Tensor) -> Schedule:
-    """The first steps of a public schedule; all of them for an optimizer of which it is not known that every step is alike."""
+    """The first steps of a schedule; all steps for a custom optimizer, whose steps may differ from one another."""
     plan = _plan(local, sizes, clients, local.shape_is_public)
     if type(local) is not Sgd:
         return plan
@@ -314,9 +314,9 @@ def _short(local: LocalOptimizer, sizes: Tensor, clients: Tensor) -> Schedule:
 
 
 def padded(clients: Tensor, sizes: Tensor, unit: int) -> tuple[Tensor, Tensor]:
-    """Clients of a chunk filled up to a multiple of `unit`, and which of the rows are real and hold data.
+    """Pad the clients of a chunk to a multiple of `unit`; returns them and which rows are real clients with data.
 
-    An empty client and an unused place are trained with another client's data, and their rows are dropped.
+    Empty clients and unused places are trained with another client's data, and their rows are dropped.
     """
     holders = torch.nonzero(sizes[clients] > 0).flatten()
     someone = clients[holders[0]] if len(holders) else torch.nonzero(sizes > 0).flatten()[0]
@@ -331,11 +331,11 @@ def padded(clients: Tensor, sizes: Tensor, unit: int) -> tuple[Tensor, Tensor]:
 def train_isolated(
     learn: Callable[[Tensor], Tensor], clients: Tensor, unit: int, *, like: Tensor, public: bool
 ) -> Tensor:
-    """Train clients; one on whose data the model or the loss fails gets a zero row and does not stop the others.
+    """Train clients; a client on whose data the model or the loss fails gets a zero row and does not stop the others.
 
-    That a run ends would tell what a client holds. After a failure every client is trained in a shape that it fills alone, in which
-    its row is the same bit for bit. `learn` gives the rows of a multiple of `unit` clients, `like` are the parameters. Where shapes
-    are `public`, running out of memory tells nothing.
+    A run that stops would reveal something about the client's data. After a failure every client is trained alone in the same
+    shape, where its row is the same bit for bit. `learn` returns the rows of a multiple of `unit` clients, `like` are the
+    parameters. If shapes are `public`, running out of memory reveals nothing and is raised.
     """
     try:
         return learn(clients)

@@ -1,10 +1,10 @@
-"""State that a module keeps beside its parameters, which would carry one client's data to others.
+"""State that a module keeps besides its parameters, which would carry one client's data to others.
 
-State that training changes is found by looking, not by a list of classes. Two copies of the module see different synthetic batches.
-State that differs between the copies holds data; state that changes again with a second batch holds a count. Both are
-refused. What both copies changed alike, once, is a cache of something public, and stays. State may also hide in the loss function,
-in a closure, in a global: the losses of one synthetic batch must come out the same before and after others were seen. After every
-round the modules that trained are looked at again.
+State that training changes is found by a test, not by a list of classes. Two copies of the module see different synthetic batches.
+State that differs between the copies holds data; state that changes again with a second batch holds a count. Both are refused.
+State that both copies changed in the same way, once, is a cache of something public, and is allowed. State may also hide in the
+loss function, in a closure, in a global: the losses of one synthetic batch must be the same before and after other batches. After
+every round the modules that trained are checked again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _MACHINERY = frozenset(
 _PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bool, type(None))
 _DEPTH = 4
 _LIKE = 1e-5
-"""How far losses of one batch may differ by rounding: a GPU may add in another order."""
+"""How far losses of the same batch may differ by rounding: a GPU may add in another order."""
 
 
 def state_of(module: nn.Module) -> ModuleState:
-    """Every buffer, frozen parameter and plain attribute below a module, by its dotted name; tensors are not copied."""
+    """Every buffer, frozen parameter and plain attribute of a module and its submodules, by dotted name; tensors are not copied."""
     found: ModuleState = {}
     for prefix, part in module.named_modules():
         dot = f"{prefix}." if prefix else ""
@@ -73,7 +73,7 @@ def _collect(name: str, value: Any, found: ModuleState, depth: int) -> None:
 
 
 def differing(one: ModuleState, other: ModuleState) -> set[str]:
-    """Names whose values are not the same, bit for bit."""
+    """The names whose values are not the same, bit for bit."""
     return {name for name in one.keys() | other.keys() if bool(_unlike(one.get(name), other.get(name)))}
 
 
@@ -91,10 +91,10 @@ def _unlike(one: Any, other: Any) -> bool | Tensor:
 
 @dataclass(frozen=True)
 class StateCheck:
-    """The allowed state of a module: as it was given, or with caches as after one batch.
+    """The allowed state of a module: its initial state, or that state with the caches after one batch.
 
-    `derived` are attributes that a layer computes from its parameters at every pass, such as the weight of a weight norm. `probe`
-    is a synthetic batch and `answer` its losses at the start.
+    `derived` are attributes that a layer computes from its parameters in every pass, such as the weight of a weight norm. `probe`
+    is a synthetic batch, `answer` its losses at the start.
     """
 
     before: ModuleState
@@ -106,7 +106,7 @@ class StateCheck:
 
     @staticmethod
     def over(model: nn.Module, losses: Losses, batches: tuple[Batch, ...]) -> StateCheck:
-        """Looks at copies' passes over three synthetic batches of one shape; raises `InputError` where they leave anything."""
+        """Build the check from passes of copies over three synthetic batches of one shape; raises `InputError` if state stays."""
         one, other = copy.deepcopy(model), copy.deepcopy(model)
         before = _kept(state_of(model))
 
@@ -120,7 +120,7 @@ class StateCheck:
         if changed:
             raise _refusal(model, changed[0])
         derived = {name for name, value in state_of(one).items() if isinstance(value, Tensor) and value.requires_grad}
-        # The first pass fills caches; what the second one says must not change when the module has seen another batch.
+        # The first pass fills caches; the losses of the second must not change after the module has seen another batch.
         _answer(other, losses, batches[0])
         answer = _answer(other, losses, batches[0]).cpu()
         state_check = StateCheck(before, cached, frozenset(derived), losses, batches[0], answer)
@@ -129,10 +129,10 @@ class StateCheck:
         return state_check
 
     def look(self, model: nn.Module) -> Callable[[], None]:
-        """Asks a module that has trained; what comes back raises `InputError` if it holds anything else, and waits for a GPU."""
+        """Check a module that has trained. The returned function waits for a GPU and raises `InputError` if state has changed."""
         now = state_of(model)
         names = sorted((now.keys() | self.before.keys() | self.cached.keys()) - self.derived)
-        # Compared before the module is asked: what it writes then would hide what clients left.
+        # Compared before the module runs again: what it writes then would overwrite what clients left.
         found = {
             name: [_unlike(now.get(name), then.get(name)) for then in (self.before, self.cached)] for name in names
         }
@@ -161,7 +161,7 @@ def _answer(model: nn.Module, losses: Losses, batch: Batch) -> Tensor:
 
 
 def _refusal(model: nn.Module, name: str) -> InputError:
-    """The sentence for the state `name`, with the remedy that fits its layer."""
+    """The error for the state `name`, with the remedy that fits its layer."""
     owner = next(
         (prefix for prefix, _ in reversed(list(model.named_modules())) if name.startswith(f"{prefix}.") and prefix), ""
     )

@@ -1,6 +1,6 @@
 """Per-client application of the federation's transform and of custom local optimizers.
 
-Both could mix the clients of a chunk. Here each client is a row of `vmap` or a separate call, with draws from its own key.
+Both could mix the clients of a chunk. So each client is a row of `vmap` or a separate call, with draws from its own key.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class ClientTransform:
         self.can_vectorize: bool | None = None
 
     def __call__(self, x: Inputs, keys: Tensor) -> Inputs:
-        """From inputs [n, s, …] and the clients' keys of a step [n] to transformed inputs [n, s, …]."""
+        """Transform inputs [n, s, …], with the clients' keys of a step [n]; returns inputs [n, s, …]."""
         if self.can_vectorize is None:
             self.can_vectorize = self._tried(x, keys)
         try:
@@ -42,7 +42,7 @@ class ClientTransform:
         return tree_map(lambda *values: torch.stack(values), *parts)
 
     def _tried(self, x: Inputs, keys: Tensor) -> bool:
-        """Whether `vmap` takes the transform. If not, or if it draws from NumPy or Python, it is called for each client."""
+        """Whether `vmap` supports the transform. If not, or if it draws from NumPy or Python, it is called once per client."""
         before = generator_states()
         try:
             if self.synthetic is None:
@@ -54,7 +54,7 @@ class ClientTransform:
         return generator_states() == before
 
     def _seeded(self, x: Inputs, key: Tensor) -> Inputs:
-        # In a simulation, what draws without a key, in torch, NumPy or Python, draws from a state that is the client's own.
+        # In a simulation, draws without a key, in torch, NumPy or Python, come from a state that is the client's own.
         with seeded_generators(key.device, int(key)) if self.synthetic is None else nullcontext():
             return self.alone(x, key)
 
@@ -70,7 +70,7 @@ class ClientTransform:
 
 
 class ClientOptimizer:
-    """A caller's own optimizer, asked for one client at a time, on operations that were recorded on synthetic values."""
+    """A custom optimizer, applied to one client at a time by operations that were recorded on synthetic values."""
 
     def __init__(self, local: LocalOptimizer, synthetic: Synthetic) -> None:
         self.local = local
@@ -103,10 +103,10 @@ class ClientOptimizer:
 
 
 def check_optimizer(local: LocalOptimizer) -> None:
-    """Raises `InputError` where an optimizer does not keep the contract of `LocalOptimizer.direction`.
+    """Raise `InputError` if an optimizer violates the contract of `LocalOptimizer.direction`.
 
     Three synthetic clients take their steps together, and each alone: a client's steps may depend on its own gradients only, and
-    on no client that was trained before it. Rounding may differ between the two (1e-5); a secure run compares every bit.
+    not on clients that were trained before. Rounding may differ between the two (1e-5); a secure run compares every bit.
     """
     if type(local) is Sgd:
         return

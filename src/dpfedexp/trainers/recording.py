@@ -1,13 +1,13 @@
 """Tensor programs that are recorded once and replayed, so that a caller's Python code never runs on clients' data.
 
-A module, a loss, a transform or an optimizer may remember, share or draw in ways that no check finds. In a run that protects data
-such code runs on synthetic values only. Its tensor operations are recorded there (`record`), and the clients' data go through the
+A module, a loss, a transform or an optimizer may keep state, share it or draw in ways that no check finds. In a secure run such
+code runs on synthetic values only. Its tensor operations are recorded there (`record`), and the clients' data go through the
 recording (`Tape`): a fixed list of torch operations on the inputs and on constants, which is the same for every client.
 
-A recording is refused (`Unrecordable`) where a list of operations is not the whole program, or where replaying it would let one
-client reach another: a value that decides what is computed next, a random number that does not come from an input, a write into
-memory that was there before the pass, and an address that could lie outside a client's own tensors. Synthetic clients and values
-follow from public numbers alone.
+A recording is refused (`Unrecordable`) if a list of operations is not the whole program, or if replaying it could carry data from
+one client to another: a value that decides what is computed next, a random number that does not come from an input, a write into
+memory that existed before the pass, and an index that could be outside a client's own tensors. Synthetic clients and values depend
+on public numbers alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dpfedexp.errors import InputError, first_line
 
 
 class Unrecordable(InputError):
-    """A program can't be recorded; the message completes a sentence that begins with its name."""
+    """Raised for a program that can't be recorded; the message completes a sentence that begins with the program's name."""
 
 
 _REMEDIES = {
@@ -44,7 +44,7 @@ _REMEDIES = {
 
 
 def refusal(what: str, reason: Unrecordable) -> InputError:
-    """The sentence for a program that a secure run can't record, with a remedy."""
+    """The error for a program that a secure run can't record, with a remedy."""
     remedy = next(remedy for word, remedy in _REMEDIES.items() if word in f"{what} {reason}")
     return InputError(
         f"{what} {reason}. A secure run records it on synthetic rows, so that no client's rows reach another client: {remedy}."
@@ -53,18 +53,18 @@ def refusal(what: str, reason: Unrecordable) -> InputError:
 
 @dataclass(frozen=True)
 class Tape:
-    """A recorded program, with its constants as attributes of `program`: `tape(*inputs)` takes tensors of the recorded shapes."""
+    """A recorded program, with its constants as buffers of `program`: `tape(*inputs)` takes tensors of the recorded shapes."""
 
     program: fx.GraphModule
     outputs: TreeSpec
 
     def __call__(self, *inputs: Any) -> Any:
-        # Some kernels ask whether gradients are wanted, as they were when the tape was recorded. No input requires one.
+        # Some kernels depend on whether gradients are enabled, as they were during recording. No input requires a gradient.
         with torch.enable_grad():
             return tree_unflatten(self.program.forward(*tree_leaves(inputs)), self.outputs)
 
     def same(self, other: Tape) -> bool:
-        """Whether both compute the same, bit for bit: the same operations on the same constants."""
+        """Whether two tapes have the same operations on the same constants, bit for bit."""
         mine, theirs = (dict(tape.program.named_buffers()) for tape in (self, other))
         return (
             self.program.code == other.program.code
@@ -91,10 +91,10 @@ def record(
     held: Iterable[Tensor] = (),
     batched: bool = False,
 ) -> Tape:
-    """Run a function once on synthetic inputs and return its tensor operations. Raises `Unrecordable` where they are not all of it.
+    """Run a function once on synthetic inputs and return its tape. Raises `Unrecordable` if the tape would not be all of it.
 
-    It may write into its `own` inputs. Constants are copied, because code elsewhere may write into them later, unless only this run
-    has them (`held`). `batched` says that the function is one of many clients under `vmap`.
+    The function may write into its `own` inputs. Constants are copied, because other code may write into them later, unless only
+    this run holds them (`held`). `batched` says that the function computes many clients under `vmap`.
     """
     recorder = _Recorder(tree_leaves(inputs), own, held, batched)
     try:
@@ -115,7 +115,7 @@ _DECIDES = (
 
 
 class _Recorder(TorchDispatchMode):
-    """Sees every operation below autograd and vmap, and writes it into a graph."""
+    """A dispatch mode that sees every operation below autograd and vmap, and adds it to a graph."""
 
     def __init__(self, inputs: list[Any], own: Iterable[Tensor], held: Iterable[Tensor], batched: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -130,7 +130,7 @@ class _Recorder(TorchDispatchMode):
             if not isinstance(value, Tensor):
                 raise TypeError(f"a recording takes tensors, and was given a {type(value).__name__}.")
             self.nodes[value] = self.graph.placeholder(f"t{number}")
-        # Memory that holds anything of the inputs. Tensors without memory of their own count as such.
+        # Memory that depends on the inputs. Tensors without memory of their own (0) count as dependent.
         self.depends = {0, *map(_memory, inputs)}
 
     def __torch_dispatch__(
@@ -150,11 +150,11 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         outputs = {_memory(tensor) for tensor in _tensors(result)}
         if not outputs and not written:
-            # A plain value of public constants, such as the number in a buffer.
+            # A Python value of public constants, such as the number in a buffer.
             return result
         fresh = outputs - memory - {0}
         self.made |= fresh
-        # Memory that was given back may come again: what is fresh depends on the arguments alone.
+        # Freed memory may be reused: whether fresh memory depends on inputs follows from the arguments alone.
         self.depends = self.depends | outputs | written if depends else self.depends - fresh
         name = func.overloadpacket.__name__
         node = self.graph.call_function(torch.ops.aten.clone.default if name in _FRESH else func, read, named)
@@ -165,13 +165,13 @@ class _Recorder(TorchDispatchMode):
         several = isinstance(result, list | tuple)
         for number, value in enumerate(result if several else [result]):
             if isinstance(value, Tensor):
-                # An operation may return its argument; of a constant that is a copy when the tape is replayed.
+                # An operation may return its argument; for a constant this is a copy when the tape is replayed.
                 part = self.graph.call_function(operator.getitem, (node, number)) if several else node
                 self.nodes[value] = part
         return result
 
     def tape(self, result: Any) -> Tape:
-        """What was written down that an output depends on, or that writes, as a function of the inputs."""
+        """The tape: all recorded operations that write, or on which an output depends, as a function of the inputs."""
         outputs, nested = tree_flatten(result)
         self.graph.output([self._node(value) for value in outputs])
         for tensor, bits, version in self.before:
@@ -181,7 +181,7 @@ class _Recorder(TorchDispatchMode):
         return Tape(fx.GraphModule(self.root, self.graph), nested)
 
     def _node(self, value: Any) -> Any:
-        """The node of a tensor; one that no recorded operation made was there before, and is a constant of the program."""
+        """The graph node of a tensor; a tensor that no recorded operation made existed before and becomes a constant."""
         if not isinstance(value, Tensor):
             return value
         known = self.nodes.get(value)
@@ -197,7 +197,7 @@ class _Recorder(TorchDispatchMode):
         return node
 
     def _check_reads(self, func: Any, args: tuple[Any, ...], depends: bool) -> None:
-        """No value of an input may leave torch, or decide a shape."""
+        """Raise `Unrecordable` if a value of an input leaves torch or determines a shape."""
         if not depends:
             return
         name = func.overloadpacket.__name__
@@ -209,7 +209,7 @@ class _Recorder(TorchDispatchMode):
             raise Unrecordable(_DECIDES)
 
     def _check_writes(self, func: Any, given: dict[str, Any]) -> set[int]:
-        """Only memory that the pass has made, or that each client has of its own, may be written; returns what is."""
+        """Return the memory that an operation writes; raises `Unrecordable` unless the pass or a client alone owns it."""
         name = func.overloadpacket.__name__
         if name == "set_" or "resize" in name or ("empty" in name and name not in _UNFILLED):
             raise Unrecordable(f"takes memory that is not filled, or another tensor's, with torch.{name}")
@@ -223,7 +223,7 @@ class _Recorder(TorchDispatchMode):
         return places
 
     def _check_places(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """Refuse operations that could read or write outside of a client's own tensors for some indices."""
+        """Raise `Unrecordable` for operations that some indices could lead outside of a client's own tensors."""
         name = func.overloadpacket.__name__
         if name.startswith("as_strided") and _memory(args[0]) not in self.made:
             raise Unrecordable("reaches into memory by as_strided, which is not bound to one client's tensor")
@@ -242,7 +242,7 @@ _PLACES = {
     *("index", "indices", "target", "targets", "offsets"),
     *("lengths", "input_lengths", "target_lengths", "batch_sizes"),
 }
-"""Names of arguments in torch's schemas that say where to read or write."""
+"""Names of arguments in torch's schemas that are indices."""
 _CHECKED = frozenset(
     f"{name}{way}"
     for name in (
@@ -255,18 +255,18 @@ _CHECKED = frozenset(
     )
     for way in ("", "_forward", "_backward")
 )
-"""Operations that refuse a place outside of a client's own tensor under `vmap` too, or that take numbers and no places."""
+"""Operations that check their indices against a client's own tensor also under `vmap`, or that take numbers and no indices."""
 _CHECKED_ALONE = frozenset(
     {"embedding", "index_fill", "_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward"}
     | {"_embedding_bag_dense_backward", "_embedding_bag_per_sample_weights_backward", "embedding_renorm"}
 )
-"""Operations that do so for a client alone: under `vmap` they would take another client's rows."""
+"""Operations that check their indices for a single client only: under `vmap` they would read another client's rows."""
 _in_range: Any = threading.local()
 
 
 @contextmanager
 def in_range() -> Iterator[None]:
-    """Meanwhile places are known to lie within a client's own tensor."""
+    """A context in which indices are known to be within a client's own tensor."""
     _in_range.depth = getattr(_in_range, "depth", 0) + 1
     try:
         yield
@@ -279,26 +279,26 @@ _WRITES = (
     "data to the others"
 )
 _UNFILLED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
-"""Operations whose memory may hold another client's numbers; it is filled with zeros when the tape is replayed."""
+"""Operations whose memory may contain another client's numbers; it is filled with zeros when the tape is replayed."""
 _FRESH = frozenset({"lift_fresh", "lift", "lift_fresh_copy"})
-"""A tensor that Python code makes anew in every pass is a copy in every replay."""
+"""Operations on tensors that Python code creates in every pass; a replay copies the constant instead."""
 
 
 def zeroed(tensor: Tensor) -> Tensor:
-    """The tensor with all of its memory at zero, also what lies between the numbers of a strided one."""
+    """Fill all memory of a tensor with zeros, including gaps between the numbers of a strided tensor, and return it."""
     torch.tensor([], dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).zero_()
     return tensor
 
 
 def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by their names in the operation's schema."""
+    """The arguments of a call, by their names in the operation's schema."""
     names, defaults, _ = _schema(func)
     return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
 
 
 @cache
 def _schema(func: Any) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Names of an operation's arguments, defaults by name, and the names of those that it writes."""
+    """The names of an operation's arguments, their defaults by name, and the names of arguments that it writes."""
     schema = func._schema.arguments
     defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     written = [a.name for a in schema if a.alias_info is not None and a.alias_info.is_write]
@@ -306,7 +306,7 @@ def _schema(func: Any) -> tuple[list[str], dict[str, Any], list[str]]:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """The tensors among an operation's arguments or results, which are at most lists of them."""
+    """The tensors among an operation's arguments or results, also in nested lists and dicts."""
     if isinstance(value, Tensor):
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -314,7 +314,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Where a tensor's numbers lie; 0 for one without memory of its own, such as a sparse one."""
+    """An identifier of a tensor's memory; 0 for a tensor without memory of its own, such as a sparse tensor."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
@@ -322,7 +322,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _check_kernel(func: Any) -> None:
-    """Only torch's own operations are replayed: an operator of the caller's is code of the caller's, which may keep state."""
+    """Raise `Unrecordable` for operations that are not torch's own: a custom operator is the caller's code and may keep state."""
     space, name = func._schema.name.split("::")
     overridden = (f"{space}/{name}", f"{space}/{name}.{func._overloadname}")
     replaced = _replaced(len(torch.library._impls))
@@ -332,12 +332,12 @@ def _check_kernel(func: Any) -> None:
 
 @lru_cache(maxsize=2)
 def _replaced(count: int) -> frozenset[str]:
-    """Operations that Python code has given other kernels; `count` is how many such kernels there are."""
+    """Operations whose kernels Python code has replaced; `count` is the number of such kernels, a key of the cache."""
     return frozenset(entry.rpartition("/")[0] for entry in torch.library._impls if entry.endswith(_REPLAYED))
 
 
 _REPLAYED = ("/CPU", "/CompositeExplicitAutograd", "/CompositeImplicitAutograd", "/BackendSelect", "/AutogradCPU")
-"""Kernels that a replay could reach. Torch itself registers others from Python, for shapes and for `vmap`."""
+"""Dispatch keys of kernels that a replay could reach. Torch itself registers other kernels from Python, for shapes and `vmap`."""
 
 
 def _check_draws(func: Any, given: dict[str, Any]) -> None:
@@ -356,11 +356,11 @@ _USES = 12
 
 
 class Recorded:
-    """A program that is replayed from a tape for each shape of its inputs; the calls may come from several threads.
+    """A program that is replayed from a tape for each shape of its inputs; calls may come from several threads.
 
-    `synthetic` makes values of the same shapes, and the program runs on such values only: a new shape is recorded on those, and the
-    inputs go through the tape. Without it the tape is only for speed: a shape that has come back twelve times is recorded, up to
-    `keep` of them. `own`, `held` and `batched` are those of `record`.
+    `synthetic` makes values of the same shapes, and the program runs on these only: a new shape is recorded on them, and the real
+    inputs go through the tape. Without `synthetic`, tapes are for speed only: a shape that was used twelve times is recorded, up to
+    `keep` shapes. `own`, `held` and `batched` are those of `record`.
     """
 
     def __init__(
@@ -382,7 +382,7 @@ class Recorded:
 
     def __call__(self, *inputs: Any) -> Any:
         tensors, spec = tree_flatten(inputs)
-        # A tape keeps `view`s that hold for one memory layout only.
+        # A tape contains `view`s that are valid for one memory layout only.
         key = (*((part.shape, part.stride(), part.dtype, part.device) for part in tensors), str(spec))
         tape = self.tapes.get(key)
         if tape is not None:
@@ -398,7 +398,7 @@ class Recorded:
                         raise
                     except Exception as error:
                         why = f"fails on synthetic rows ({first_line(error)})"
-                        # Asked once: how often code runs must not follow from the clients' shapes.
+                        # Remembered: how often the caller's code runs must not depend on the clients' shapes.
                         self.refused[key] = error if isinstance(error, InputError) else Unrecordable(why)
                         raise self.refused[key] from error
             return self.tapes[key](*inputs)
@@ -412,26 +412,26 @@ class Recorded:
         return self.program(*inputs)
 
     def record(self, inputs: tuple[Any, ...]) -> Tape:
-        """The tape of these inputs' shapes; they are not changed."""
+        """Record the tape for the shapes of these inputs, which are not changed."""
         copied = tree_map(lambda value: laid_out(value, value), inputs)
         return record(self.program, copied, own=self.own(copied), held=self.held(), batched=self.batched)
 
 
 def laid_out(values: Tensor, like: Tensor) -> Tensor:
-    """A copy of values in the type and device of another tensor of that shape, and in memory that is laid out like it."""
+    """Copy values to the type, device and memory layout of `like`, a tensor of the same shape."""
     if any(stride == 0 and size > 1 for size, stride in zip(like.shape, like.stride(), strict=True)):
         return values.to(like.device, like.dtype, copy=True)
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(values)
 
 
 _MOST_ROWS, _MOST_NUMBERS = 1024, 2**22
-"""Of the rows that synthetic clients share: enough for all of them to differ, and not many where one is large."""
+"""Limits of the rows that synthetic clients share: enough rows that all differ, and fewer if a row is large."""
 _EXTREME = 1e4
 T = TypeVar("T")
 
 
 class SyntheticClients:
-    """Clients of `sizes` rows, of the shapes and types of `like`, from public numbers alone; whole numbers are below `tokens`."""
+    """Clients with `sizes` rows of the shapes and types of `like`, from public numbers alone; whole numbers are below `tokens`."""
 
     def __init__(
         self,
@@ -464,7 +464,7 @@ def _rows(count: int, row: Tensor, generator: torch.Generator, tokens: int, draw
 
 
 def adversarial(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inputs, Tensor]]:
-    """Batches [s, …] of very large and very small values, zeros, one row again and again, and every known word and label."""
+    """Batches [s, …] with very large and very small values, zeros, one repeated row, and every known word and label."""
 
     def whole(value: Tensor, most: int, first: int) -> Tensor:
         return ((torch.arange(value.numel(), device=value.device) + first) % most).view(value.shape).to(value.dtype)
@@ -480,7 +480,7 @@ def adversarial(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inp
 
 
 class Synthetic:
-    """Values to record programs on, whole numbers below `tokens`, and the programs of a run, shared by its trainers."""
+    """Values on which programs are recorded, whole numbers below `tokens`, and the programs of a run, shared by its trainers."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -492,7 +492,7 @@ class Synthetic:
         return cast(T, self.programs[name])
 
     def like(self, values: Any) -> Any:
-        """Values of the same shapes, layouts and types: uniform on [0, 1), or whole numbers that are known."""
+        """Values of the same shapes, layouts and types: uniform on [0, 1), or whole numbers below `tokens`."""
         generator = torch.Generator().manual_seed(0)
 
         def one(value: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Selection of the trainer: the requested one, or the fastest by measurement.
 
-A run that is over in a moment anyway takes plain `vmap`. Otherwise each candidate trains a few clients for a few steps, in turn,
-and the best time of each decides; the log has the times. A new trainer is a class that is a `Trainer`, and a line in `TRAINERS`.
+A short run uses plain `vmap`. Otherwise each candidate trains a few clients for a few steps, in turn, and the best time of each
+decides; the log has the times. A new trainer is a class that implements `Trainer`, and an entry in `TRAINERS`.
 """
 
 import logging
@@ -31,13 +31,13 @@ from dpfedexp.trainers.task import Precision, Task, Trainer, arithmetic, pair_of
 TRIAL_DISTANCE = 0.03
 """The distance from the model's parameters at which a program is checked a second time."""
 ATTEMPTS, NEAR = 3, 0.001
-"""How often a program is tried at one place before it is called wrong, and how far from it, relative to each parameter."""
+"""How often a program is tried near a point before it counts as wrong, and how near, relative to each parameter."""
 TOLERANCE: dict[Precision, float] = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.2}
-"""A wrong rule is off by the size of the result itself; rounding, and the places of near ties in a max-pool, are not."""
+"""Largest relative error of a gradient. A wrong rule is off by the size of the gradient itself; rounding is not."""
 
 
 class Programs:
-    """The module's programs, each held against `vmap` on two clients' data before it is trusted."""
+    """The module's fast programs, each compared with `vmap` on two clients' data before it is used."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -48,7 +48,7 @@ class Programs:
 
     @cached_property
     def library(self) -> Program:
-        """Convolutions behind the first by torch's library."""
+        """The program with torch's own convolutions, except for the first."""
 
         def fused(step: ProgramStep, source: ProgramStep) -> Op | None:
             op, patches = step.op, source.op
@@ -65,11 +65,11 @@ class Programs:
 
     @cached_property
     def fused(self) -> Program:
-        """triton's kernels in place of patches and products."""
+        """The program with triton kernels in place of patches and products."""
         found = _with_fused(self.plain, self._pooled) if has_triton() else self.plain
         if found is self.plain:
             raise InputError("the trainer needs triton and a layer that its kernels speed up; use trainer='auto'.")
-        # These kernels are made for one precision: each is held to what it stands for, within a network of exact values.
+        # These kernels are made for one precision: each is compared with the operations it replaces, on exact inputs.
         self._checked(lambda: with_checked_ops(found, self.plain, self.task.precision))
         return found
 
@@ -82,7 +82,7 @@ class Programs:
         return kernels.pooled(step.op.window, step.op.pool, step.op.bias, outputs, channels, self.task.precision)
 
     def _checked(self, make: Callable[[], Program]) -> Program:
-        """The same rules serve every precision and are held to float32."""
+        """Make a program and compare it with `vmap` in float32; the rules are the same for every precision."""
         try:
             program = make()
             _check(self.task, program)
@@ -101,7 +101,7 @@ def _check(task: Task, program: Program) -> None:
     if not isinstance(x, Tensor):
         raise Unsupported("a module with several inputs")
     start = task.layout.read(task.model).float()
-    # Behind a layer that begins at zero every gradient is zero, and a wrong one too: elsewhere it shows.
+    # Behind a layer that is initialized to zero every gradient is zero, even a wrong one, so a second point is needed.
     elsewhere = start + TRIAL_DISTANCE * torch.randn(len(start), generator=torch.Generator().manual_seed(0)).to(start)
     weights = weights.to(task.device)
     keys = task.keys(Streams(0), 0, clients)
@@ -109,7 +109,7 @@ def _check(task: Task, program: Program) -> None:
     core = by_program(task, program, "fp32")
     for w in (start, elsewhere):
         for attempt in range(ATTEMPTS):
-            # Two ways to round may see another maximum among values that nearly tie; a wrong rule is wrong close to w too.
+            # Rounding may select another maximum among values that nearly tie; a wrong rule is wrong at nearby points too.
             draws = torch.randn(len(w), generator=torch.Generator().manual_seed(attempt)).to(w)
             near = w if attempt == 0 else w * (1 + NEAR * draws)
             params = task.layout.unflatten(near.to(task.device).repeat(len(clients), 1))
@@ -132,7 +132,7 @@ def _differs(found: Tensor, exact: Tensor, precision: Precision) -> bool:
 
 
 def _with_fused(program: Program, fused: Callable[[ProgramStep, ProgramStep], Op | None]) -> Program:
-    """The program with one operation in place of two, of which the second alone reads the first, wherever `fused` has one."""
+    """Replace two operations by one wherever `fused` returns one and only the second operation reads the first."""
     readers = Counter(i for step in program.steps for i in step.inputs)
     made_by = {step.output: step for step in program.steps}
     gone: set[int] = set()
@@ -149,9 +149,9 @@ def _with_fused(program: Program, fused: Callable[[ProgramStep, ProgramStep], Op
 
 @dataclass(frozen=True)
 class CheckedOp:
-    """Computes `first` and `second`, and raises `Unsupported` where the fused `op` differs from them.
+    """Compute `first` and `second`, and raise `Unsupported` if the fused `op` differs from them.
 
-    What rounding moves grows with every layer. So each operation is compared on exact values, and hands exact ones on.
+    Rounding errors grow with every layer. So each operation is compared on exact values, and passes exact values on.
     """
 
     op: Op
@@ -203,7 +203,7 @@ def by_program(task: Task, program: Program, precision: Precision | None = None)
 
 
 def sample(task: Task, count: int) -> tuple[Tensor, Schedule]:
-    """The largest clients, and a plan for them."""
+    """The `count` largest clients with rows, and a schedule for them."""
     sizes = task.clients.sizes
     count = min(count, int((sizes > 0).sum()))
     clients = torch.arange(count) if bool((sizes[0] == sizes).all()) else torch.topk(sizes, count).indices
@@ -215,17 +215,17 @@ log = logging.getLogger("dpfedexp")
 
 AUTO, LOOP = "auto", "loop"
 TILE_BYTES = 32 * 2**20
-"""Activations of the clients of one tile: more does not fit a cache, less is all overhead. Best of 16, 32 and 64 MB."""
+"""Bytes of the activations of one tile: more does not fit a cache, less has too much overhead. Best of 16, 32 and 64 MB."""
 WORTH_MEASURING = 5 * 10**7
-"""Floating-point numbers that the whole run computes. With fewer it is over sooner than its candidates could be compared."""
+"""How many floating-point numbers a run must compute for a comparison of trainers; a smaller run is over sooner."""
 
 ALIKE = 1.05
-"""Candidates within this factor of the quickest count as equally quick."""
+"""Candidates within this factor of the fastest count as equally fast."""
 STEPS, TURNS, HOPELESS, SLOW = 2, 4, 2.0, 2.0
-"""Steps of a trial, how often each candidate is tried, and how many times slower than the quickest and how many seconds
-slow it may be to be tried again."""
+"""Steps of a trial, how often each candidate is tried, and the limits for another try: how many times slower than the fastest,
+and how many seconds."""
 LOOPED = 2
-"""Clients that the loop is tried on where a GPU takes a whole chunk at once; its time grows with their number."""
+"""How many clients the loop is timed on if a GPU takes a whole chunk at once; its time is proportional to their number."""
 
 _remembered: dict[object, str] = {}
 Makers = dict[str, Callable[[], Trainer]]
@@ -233,7 +233,7 @@ Makers = dict[str, Callable[[], Trainer]]
 
 @dataclass(frozen=True)
 class TrainerParts:
-    """What a trainer is made from: activations of `tile` clients fit a processor's cache; `fixed` shapes depend on no client."""
+    """What a trainer is made from: activations of `tile` clients fit a CPU's cache; with `fixed`, shapes depend on no client."""
 
     task: Task
     streams: Streams
@@ -258,7 +258,7 @@ def _recorded_vectorized(parts: TrainerParts) -> Trainer:
 
 
 def _tiled_vectorized(parts: TrainerParts) -> Trainer:
-    # A module draws from its clients' keys or not at all (vmap refuses the rest), so what vmap takes may run on several threads.
+    # A module draws from its clients' keys or not at all (vmap refuses other draws), so it may run on several threads.
     make = partial(Vectorized, record=False, streams=parts.streams)
     return Parallel("tiled-vectorized", lambda: make(parts.task.copy_for_thread()), parts.tile, fixed=parts.fixed)
 
@@ -277,11 +277,11 @@ TRAINERS: dict[str, tuple[Callable[[TrainerParts], Trainer], tuple[str, ...]]] =
     "tiled-loop": (_tiled_loop, ("cpu",)),
     "vectorized": (lambda p: Vectorized(p.task, record=not p.fixed, streams=p.streams), ("cpu", "cuda")),
 }
-"""What makes a trainer of several clients at once, and the types of device that have it, in order of preference."""
+"""The factory of each trainer that takes several clients at once, and the device types that have it, in order of preference."""
 
 
 def trainer_names() -> tuple[str, ...]:
-    """What a user may ask for: "auto" measures, "loop" is right for any module."""
+    """The names that `Execution.trainer` accepts: "auto" measures, "loop" is correct for any module."""
     return (AUTO, LOOP, *TRAINERS)
 
 
@@ -299,7 +299,7 @@ def makers(parts: TrainerParts) -> Makers:
 
 
 def trainer_again(name: str, device_type: str) -> str:
-    """The trainer of the interrupted run, or "auto" if this device does not have it."""
+    """The trainer with which an interrupted run resumes: the same, or "auto" if this device does not have it."""
     return name if name == LOOP or device_type in TRAINERS.get(name, (None, ()))[1] else AUTO
 
 
@@ -313,13 +313,13 @@ def select(
     budget: int | None = None,
     trial: Task | None = None,
 ) -> tuple[Trainer, str | None]:
-    """The trainer, and a note for the user if it is slower than they might expect.
+    """Return the trainer, and a note for the user if it is slower than they might expect, otherwise None.
 
     Args:
-        chunk: clients that are trained together.
-        updates: clients times rounds, which says how much a good choice is worth.
+        chunk: the number of clients that are trained together.
+        updates: clients times rounds, to decide whether measuring is worthwhile.
         budget: bytes that a chunk may take.
-        trial: in an isolated run, the same task with synthetic clients. Everything is tried on those, and a trainer is taken only
+        trial: in an isolated run, the same task with synthetic clients. Everything is tried on them, and a trainer is chosen only
             if it keeps clients apart.
     """
     trainer, note = _selected(task, streams, name, chunk, updates, budget, trial)
@@ -385,7 +385,7 @@ def _selected(
 
 
 def _why_not_together(task: Task, streams: Streams) -> str | None:
-    """Why `torch.func.vmap` can't trace the module, None where it can; tried on two clients."""
+    """Why `torch.func.vmap` can't trace the module, tried on two clients; None if it can."""
     for name, module in task.model.named_modules():
         if module.training and isinstance(module, nn.modules.batchnorm._BatchNorm):
             return f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch"
@@ -407,7 +407,7 @@ def _why_not_together(task: Task, streams: Streams) -> str | None:
 
 
 def _choice(trial: Task, candidates: Makers, chunk: int, *, brief: bool, isolated: bool) -> str | None:
-    """The quickest candidate, or in a brief run the first; in an isolated run only of those that keep clients apart."""
+    """The fastest candidate, or in a short run the first; in an isolated run only among those that keep clients apart."""
     fit = (name for name, make in candidates.items() if not isolated or _can_be_isolated(trial, make, chunk))
     if brief:
         return next(fit, None)
@@ -416,7 +416,7 @@ def _choice(trial: Task, candidates: Makers, chunk: int, *, brief: bool, isolate
 
 
 def _can_be_isolated(trial: Task, make: Callable[[], Trainer], chunk: int, named: str | None = None) -> bool:
-    """Whether a trainer can be made and keeps clients apart; one that was `named` says why it can't."""
+    """Whether a trainer can be made and keeps clients apart; raises the reason instead if the user has `named` the trainer."""
     try:
         return passes_isolation(trial, make(), chunk)
     except (InputError, RuntimeError) as reason:
@@ -429,7 +429,7 @@ def _can_be_isolated(trial: Task, make: Callable[[], Trainer], chunk: int, named
 
 
 def passes_isolation(trial: Task, trainer: Trainer, chunk: int) -> bool:
-    # A trainer that takes its clients by the unit is called with many units at a time, which must not meet either.
+    # A trainer with a unit is called with many units at a time, which must not affect one another either.
     width = chunk if trainer.unit is None else min(2, max(1, chunk // trainer.unit)) * trainer.unit
     passed = all(is_isolated(trainer, trial, size) for size in sorted({trainer.unit or chunk, width}))
     if not passed:
@@ -438,7 +438,7 @@ def passes_isolation(trial: Task, trainer: Trainer, chunk: int) -> bool:
 
 
 def _one_by_one(task: Task, streams: Streams, name: str) -> tuple[Trainer, str | None]:
-    """Without a public bound, shapes would tell how much others hold: every client is its own program."""
+    """The trainer for shapes without a public bound: one program per client, because shapes would reveal how much others hold."""
     bound = "local.max_examples, a public bound on the examples of a client (or both local.steps and local.batch_size)"
     known = name in ("auto", "tiled-loop")
     require(known, f"trainer is {name!r} in a secure run, which needs {bound}; or use trainer='auto'.")
@@ -451,7 +451,7 @@ def _one_by_one(task: Task, streams: Streams, name: str) -> tuple[Trainer, str |
 def _quickest(task: Task, makers: Makers, chunk: int) -> str:
     on_cpu = task.device.type == "cpu"
     clients, plan = sample(task, min(chunk, 4 * torch.get_num_threads()) if on_cpu else chunk)
-    # More than one step, because what depends on the data alone is made once for all of them.
+    # More than one step, because values that depend on the data alone are computed once for all steps.
     count = min(STEPS, plan.longest)
     trial = Schedule(plan.positions[:, :count], plan.weights[:, :count], torch.full_like(plan.steps, count))
     loss = getattr(task.loss, "__qualname__", repr(task.loss))
@@ -461,9 +461,9 @@ def _quickest(task: Task, makers: Makers, chunk: int) -> str:
     try:
         makers[chosen]()
     except (KeyError, InputError):
-        # Not known yet, or the network's `forward` has changed since.
+        # Not measured yet, or the network's `forward` has changed since.
         times = _compared(task, makers, clients, trial)
-        # Of candidates that are about equally quick the preferred one, so that two runs of the same work choose alike.
+        # Among about equally fast candidates take the preferred one, so that two equal runs choose the same trainer.
         chosen = next(name for name, seconds in times.items() if seconds <= ALIKE * min(times.values()))
         shown = ", ".join(f"{name} {seconds:.4g}" for name, seconds in times.items())
         log.info("trainer %s: seconds of %d clients and %d steps: %s", chosen, len(clients), count, shown)
@@ -472,7 +472,7 @@ def _quickest(task: Task, makers: Makers, chunk: int) -> str:
 
 
 def _compared(task: Task, makers: Makers, clients: Tensor, plan: Schedule) -> dict[str, float]:
-    """Seconds of these clients' first steps by every candidate that can take them: the best of a few, in turn."""
+    """Seconds of these clients' first steps by every candidate that supports them: the best of a few alternating tries."""
     made: dict[str, Trainer] = {}
     times: dict[str, float] = {}
     for name, make in makers.items():
@@ -489,10 +489,10 @@ def _compared(task: Task, makers: Makers, clients: Tensor, plan: Schedule) -> di
 
 
 def _time(task: Task, trainer: Trainer, clients: Tensor, plan: Schedule, *, warm: bool = False) -> float:
-    """Seconds of the plan's steps of these clients; after what compiles and records, where that is not done already."""
+    """Seconds of the schedule's steps of these clients, after compilation and recording unless `warm`."""
     w = task.layout.read(task.model).float().to(task.device)
     on_cpu = task.device.type == "cpu"
-    # One client after the other takes as long as all of them: a few are enough to know.
+    # The loop's time is proportional to the number of clients: a few are enough to measure it.
     few = LOOPED if trainer.unit == 1 and not on_cpu else len(clients)
     at = slice(0, min(few, len(clients)))
 
@@ -506,11 +506,11 @@ def _time(task: Task, trainer: Trainer, clients: Tensor, plan: Schedule, *, warm
     try:
         seconds = once()
         for _ in range(0 if warm else 1 if on_cpu else 2):
-            # The first call on a GPU records, however slow it is.
+            # The first call on a GPU records, so its time does not count.
             seconds = once() if seconds < SLOW or not on_cpu else seconds
         return seconds
     except RuntimeError as error:
-        # Out of memory, or a program that a CUDA graph can't hold: another trainer will do.
+        # Out of memory, or a program that a CUDA graph can't capture: another trainer is used.
         if on_cpu:
             raise
         log.debug("%s is left out: %s", trainer.name, error)

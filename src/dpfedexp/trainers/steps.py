@@ -1,4 +1,4 @@
-"""Clients that take their local steps together (in place, in tiles on several cores, or as a recording of a GPU), or in turn.
+"""Local steps of clients: together in one tensor program, in tiles on several cores, as a CUDA graph, or one after the other.
 
 `Stepper` is the local step of every trainer, w ← w − η_l·direction; a `Core` computes the gradients.
 """
@@ -26,7 +26,7 @@ from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Product
 from dpfedexp.trainers.fast.program import Objective, Program
 from dpfedexp.trainers.task import Precision, Rows, Task, Trainer, batches, low, rows_of_one
 
-# torch says this once per layer and place, asks for an issue, and is no reason to act: what is slow is measured and not chosen.
+# torch warns once per layer and place. The warning needs no action: trainers are timed, and slow ones are not chosen.
 warnings.filterwarnings(
     "ignore", message="There is a performance drop because we have not yet implemented the batching rule"
 )
@@ -35,7 +35,7 @@ Take = Callable[[str, Gradient], None]
 
 @dataclass(frozen=True)
 class Batch:
-    """Data of one step: what the core has prepared, targets [n, s, …] and weights [n, s]."""
+    """The data of one step: the core's prepared inputs, targets [n, s, …] and weights [n, s]."""
 
     fixed: dict[int, Inputs]
     targets: Tensor
@@ -46,7 +46,7 @@ class Batch:
 
 
 class Core(Protocol):
-    """`prepare` gives what depends on the data alone; `descend` hands each parameter's gradient to `take`, which may change it."""
+    """Computes gradients: `prepare` returns values that depend on the data alone; `descend` passes each gradient to `take`."""
 
     def prepare(self, x: Inputs) -> dict[int, Inputs]: ...
 
@@ -55,10 +55,10 @@ class Core(Protocol):
 
 @dataclass
 class Stepper:
-    """w⁽ᵗ'ᵏ⁾ of n clients and the local step, w ← w − η_l·direction, that every trainer takes.
+    """The parameters w⁽ᵗ'ᵏ⁾ of n clients and their local step, w ← w − η_l·direction, for every trainer.
 
-    The proximal pull and SCAFFOLD's correction come to the gradient before the optimizer sees it, and clients stand still when
-    they have taken all their steps.
+    The proximal term and SCAFFOLD's correction are added to the gradient before the optimizer sees it. Clients that have taken
+    all their steps no longer move.
     """
 
     core: Core
@@ -76,16 +76,16 @@ class Stepper:
     def begin(
         self, w: Tensor, steps: Tensor, correction: Rows, rates: Rows, keys: Rows, *, uneven: bool, into: Rows = None
     ) -> None:
-        """All clients at w [d]: their steps [n], SCAFFOLD's c − c_i [n, d], η_l [n] and keys of draws [n], where there are any.
+        """Set all clients to w [d], with steps [n] and optionally SCAFFOLD's c − c_i [n, d], η_l [n] and keys of draws [n].
 
-        `uneven` says that some take fewer steps than others; `into` are rows [n, d] in which the parameters live meanwhile.
+        `uneven` says that some clients take fewer steps than others; `into` are rows [n, d] that hold the parameters meanwhile.
         """
         n = len(steps)
         self.start = self.layout.unflatten(w)
         if into is not None:
             self.params = self.layout.unflatten(into.copy_(w))
         else:
-            # A copy for each client: a module may write into its parameters.
+            # A copy for each client, because a module may write into its parameters.
             self.params = {name: value.expand(n, *value.shape).clone() for name, value in self.start.items()}
         self.moments = {
             name: {moment: value.new_zeros(n, *value.shape) for moment in self.local.moment_names}
@@ -98,7 +98,7 @@ class Stepper:
         self.keys = keys
 
     def begin_again(self) -> None:
-        """What `begin` does, in the memory that is there; `start`, `correction` and the clients' steps stay as they are."""
+        """Restart like `begin` in the existing memory; `start`, `correction` and the clients' steps are unchanged."""
         for name, value in self.params.items():
             value.copy_(self.start[name].expand_as(value))
         for moments in self.moments.values():
@@ -111,7 +111,7 @@ class Stepper:
         gradients: Params = {}
         local = self.local
         modified = local.proximal or local.needs_all_gradients or self.correction is not None or self.rates is not None
-        # Whether a step is w ← w − η_l·gradient in the memory of w, with nothing beside it.
+        # Whether a step is only w ← w − η_l·gradient, so that it can be computed in the memory of w.
         only_subtracts = local.follows_gradient and going is None and not modified
 
         def take(name: str, given: Gradient) -> None:
@@ -139,7 +139,7 @@ class Stepper:
     def _move(self, name: str, gradient: Tensor, going: Tensor | None) -> None:
         value, moments = self.params[name], self.moments[name]
         if moments:
-            # A gradient in bf16 is added to float32 as it is, but its square would lose what moments are kept for.
+            # A bf16 gradient can be added to float32 as it is, but squared in bf16 it would make the moments too coarse.
             gradient = gradient.to(value.dtype)
         direction = self.local.direction(value, gradient, moments, self.clock)
         if going is not None:
@@ -150,30 +150,30 @@ class Stepper:
             value.add_(direction, alpha=-self.local.rate)
 
     def moved(self) -> Tensor:
-        """w⁽ᵗ'ᵏ⁾ − w⁽ᵗ⁾, [n, d]."""
+        """The updates w⁽ᵗ'ᵏ⁾ − w⁽ᵗ⁾, [n, d]."""
         moved = {name: value - self.start[name] for name, value in self.params.items()}
         return self.layout.flatten(moved, rows=len(self.clock.steps))
 
 
 EVEN, OWN_WIDTHS = 8, 3
-"""Where cohorts have a random size, recordings are for multiples of `EVEN`; the first few sizes have recordings of their own."""
+"""If cohort sizes are random, recordings are for multiples of `EVEN`; the first few sizes have recordings of their own."""
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""From a function without arguments to one that does the same to the same memory, with less overhead."""
+"""Turns a function without arguments into one that does the same to the same memory, with less overhead."""
 
 
 _pools: dict[int, tuple[Any, WeakSet[torch.cuda.CUDAGraph]]] = {}
-"""One memory a device for the values inside all recorded steps, and the graphs that use it: nothing inside a step outlives it."""
+"""Per device, one memory pool for temporary values of all CUDA graphs, and the graphs that use it; steps keep none of them."""
 
 
 def _pool(device: int) -> tuple[Any, WeakSet[torch.cuda.CUDAGraph]]:
-    # Torch gives a memory up with the last graph that uses it, and then accepts its handle no more.
+    # Torch frees a pool with the last graph that uses it, and then no longer accepts its handle.
     if device not in _pools or not _pools[device][1]:
         _pools[device] = torch.cuda.graph_pool_handle(), WeakSet()
     return _pools[device]
 
 
 def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
-    """Launches that took the processor longer than the GPU's own work become one."""
+    """Capture a function as a CUDA graph and return its replay, for steps whose kernel launches take longer than the kernels."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -181,7 +181,7 @@ def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
             function()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    # An old graph that the collector frees during the capture would end it.
+    # An old graph that is garbage-collected during the capture would abort it.
     gc.collect()
     gc.disable()
     try:
@@ -195,7 +195,7 @@ def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
 
 
 class Recording:
-    """A `Stepper` over memory that stays, so that its step can be recorded once per shape and replayed."""
+    """A `Stepper` with fixed memory, so that its step can be captured once per shape and replayed."""
 
     def __init__(self, inner: Stepper, capture: Capture) -> None:
         self.inner, self.capture = inner, capture
@@ -236,7 +236,7 @@ class Recording:
             )
             self.replay = self.capture(lambda: self.inner.step(mine))
             self.again = self.capture(self.inner.begin_again)
-            # Recording takes steps, and this is the first one of the round.
+            # Capturing has executed steps, so restart before the first step of the round.
             self.again()
         if batch is not self.loaded:
             for own, given in zip(self.batch.tensors(), batch.tensors(), strict=True):
@@ -249,7 +249,7 @@ class Recording:
 
 
 class Recordings:
-    """Recordings by shape: a shape is recorded when it comes the second time, and the oldest makes room."""
+    """Recordings by shape: a shape is recorded at its second use, and the oldest recording is dropped if there are too many."""
 
     def __init__(self, fresh: Callable[[], Stepper], capture: Capture, keep: int = 8) -> None:
         self.fresh, self.capture, self.keep = fresh, capture, keep
@@ -258,7 +258,7 @@ class Recordings:
         self.held: dict[Any, Recording] = {}
 
     def width(self, clients: int) -> int:
-        """For how many clients a recording is used: as many, or where their number keeps changing the next multiple of `EVEN`."""
+        """The number of clients to pad to: no padding for the first few sizes, else the next multiple of `EVEN`."""
         if clients in self.widths or len(self.widths) < OWN_WIDTHS or clients <= EVEN:
             self.widths.add(clients)
             return clients
@@ -278,7 +278,7 @@ class Recordings:
 
 @dataclass(frozen=True)
 class ByProgram:
-    """Gradients by a `Program`; in bf16 its values and products are, while parameters and their sums stay float32."""
+    """Gradients by a `Program`; in bf16 its values and products are bfloat16, while parameters and sums stay float32."""
 
     program: Program
     objective: Objective
@@ -294,7 +294,7 @@ class ByProgram:
 
 @dataclass(frozen=True)
 class ByVmap:
-    """Gradients by `vmap(grad(loss))`, for any module that it can trace."""
+    """Gradients by `vmap(grad(loss))`, for any module that `vmap` can trace."""
 
     gradients: Callable[..., Params]
 
@@ -309,9 +309,9 @@ class ByVmap:
 
 
 class Steps:
-    """All clients of a chunk at once, their parameters moved in place; with `record`, which captures it, each step is replayed.
+    """Trains all clients of a chunk at once and in place; with `record`, each step is captured by it and replayed.
 
-    A module that draws needs the run's `streams`.
+    A module that draws random numbers needs the run's `streams`.
     """
 
     unit = None
@@ -321,7 +321,7 @@ class Steps:
     ) -> None:
         self.task, self.name, self.core, self.streams = task, name, core, streams
         self.recordings = None if record is None else Recordings(self._fresh, record)
-        # The one batch of all steps, for another round of the same clients: when it was made, for what, and from which data.
+        # The batch of a one-batch schedule, kept for later rounds: (round, what was asked for, version of the data, batch).
         self._kept: tuple[int, list[Tensor], DataVersion, Batch] | None = None
         self._crowded = -2
 
@@ -338,7 +338,7 @@ class Steps:
         rates: Rows = None,
         out: Rows = None,
     ) -> Tensor:
-        """The updates, [n, d]; into `out` where it is given, in which the parameters then live meanwhile."""
+        """Return the updates, [n, d]; with `out`, they are written there, and so are the parameters meanwhile."""
         if self.recordings is not None and (more := self.recordings.width(len(clients)) - len(clients)):
             clients, schedule, correction, rates = _filled(more, clients, schedule, correction, rates)
             return self(w, clients, schedule, round, correction, rates)[: len(clients) - more]
@@ -358,16 +358,16 @@ class Steps:
         if schedule.positions.shape[1] > 1:
             return self._made(clients, schedule, round)
         asked, data = (clients, schedule.positions, schedule.weights), self.task.clients
-        # Of data that give the same rows whenever they are asked, where their class says so.
+        # Only data whose class has a `data_version` promise the same rows at every reading.
         data_version: DataVersion | None = data.data_version if hasattr(type(data), "data_version") else None  # type: ignore[attr-defined]
         kept = self._kept
         if kept is not None and kept[2].same(data_version) and all(map(torch.equal, asked, kept[1])):
             batch = kept[3]
             return lambda step: batch
         if kept is not None and kept[0] == round:
-            # Several chunks a round would only push one another out.
+            # With several chunks per round each would only evict the other's batch.
             self._crowded = round
-        # The old batch goes before the new one comes.
+        # Free the old batch before the new one is made.
         self._kept = kept = None
         fresh = self._made(clients, schedule, round)(0)
         if data_version is not None and round not in (self._crowded, self._crowded + 1):
@@ -398,7 +398,7 @@ def _filled(
 
 
 class Vectorized(Steps):
-    """All clients of a chunk at once: `vmap(grad(loss))` over stacked parameters; `record` records shapes that come back."""
+    """Trains all clients of a chunk at once: `vmap(grad(loss))` over stacked parameters; `record` records repeated shapes."""
 
     def __init__(self, task: Task, record: bool = True, streams: Streams | None = None) -> None:
         def loss(params: Params, x: Inputs, y: Tensor, weights: Tensor, *key: Tensor) -> Tensor:
@@ -409,9 +409,9 @@ class Vectorized(Steps):
 
 
 class Parallel:
-    """Another trainer, in tiles that fit a processor's cache, on as many threads as torch was given; `make` makes one for each.
+    """Runs another trainer in tiles that fit a CPU's cache, on as many threads as torch has; `make` makes one trainer per thread.
 
-    With `fixed` every tile has the same number of clients and trains on such a thread; the caller fills up the last one.
+    With `fixed` every tile has the same number of clients and runs on a worker thread; the caller pads the last tile.
     """
 
     def __init__(
@@ -424,7 +424,7 @@ class Parallel:
 
     @property
     def in_flight(self) -> int:
-        """How many clients train at a time."""
+        """The number of clients that train at a time."""
         return self.tile * self.threads
 
     def __call__(
@@ -433,7 +433,7 @@ class Parallel:
         n = len(clients)
         tile = self.tile
         if not self.fixed:
-            # The last tiles decide when a chunk is done: at least a few for every thread.
+            # The last tiles decide when a chunk is done, so every thread should get a few tiles.
             tile = max(1, min(self.tile, -(-n // (2 * self.threads)))) if self.threads > 1 else self.tile
             if n <= tile:
                 with without_subnormals():
@@ -446,7 +446,7 @@ class Parallel:
             trainer = self._trainer()
             with without_subnormals():
                 if isinstance(trainer, Steps):
-                    # A row as large as a cache is written where it stays, and not copied there.
+                    # Rows may be as large as a cache: write them into `out` directly instead of copying.
                     trainer(w, clients[at], schedule.part(at), round, own, rate, out=out[at])
                 else:
                     out[at] = trainer(w, clients[at], schedule.part(at), round, own, rate)
@@ -461,13 +461,13 @@ class Parallel:
 
 
 class Loop:
-    """One client after the other: slower, and right for any module."""
+    """Trains one client after the other: slower, and correct for any module."""
 
     name = "loop"
     unit = 1
 
     def __init__(self, task: Task, streams: Streams, *, keyed: bool = False) -> None:
-        # With `keyed` all that the module draws comes from its clients' keys, as `vmap` wants it, and no generator is seeded.
+        # With `keyed` all draws of the module come from its clients' keys, as under `vmap`, and no generator is seeded.
         self.task, self.streams = task, streams
         self.seeds = not keyed and task.synthetic is None
 
@@ -477,7 +477,7 @@ class Loop:
     def parameters(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Rows = None, rates: Rows = None
     ) -> Tensor:
-        """w⁽ᵗ'τ⁾ of the clients, [n, d]."""
+        """The clients' parameters after their steps, w⁽ᵗ'τ⁾, [n, d]."""
         out = torch.empty(len(clients), len(w), device=w.device)
         keys = self.task.keys(self.streams, round, clients)
         rates = self.task.rates(rates, round, len(clients))
@@ -489,14 +489,14 @@ class Loop:
         return out
 
     def _one(self, w: Tensor, client: Tensor, one: Schedule, round: int, out: Tensor, own: Sequence[Rows]) -> None:
-        """The parameters of one client into `out` [1, d], where they live meanwhile; `own` are its correction, rate and key."""
+        """Train one client in place in `out` [1, d], which receives its parameters; `own` are its correction, rate and key."""
         task = self.task
         if task.synthetic is not None and not task.local.shape_is_public:
             one = one.in_own_shape()
         batch_of = batches(task, client, one, self.streams, round)
         stepper = Stepper(ByAutograd(task), task.layout, task.optimizer)
         stepper.begin(w, one.steps, *own, uneven=False, into=out)
-        # What draws without a key, such as a module that uses NumPy, draws from the client's own stream.
+        # Draws without a key, such as by a module that uses NumPy, come from the client's own stream.
         seed = int(self.streams.at("module", round).generator(int(client)).integers(2**63))
         with seeded_generators(task.device, seed) if self.seeds else nullcontext():
             for step in range(int(one.steps)):
@@ -506,7 +506,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class ByAutograd:
-    """Gradients of a single client by torch's own backward pass, in a simulation without the rows that only pad its batch."""
+    """Gradients of a single client by torch's backward pass; a simulation leaves out padding rows."""
 
     task: Task
 
@@ -523,7 +523,7 @@ class ByAutograd:
             take(name, gradient[None])
 
     def gradients(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, *key: Tensor) -> Params:
-        """Of the weighted loss, in the parameters of one client."""
+        """Return the gradients of the weighted loss in one client's parameters."""
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
             losses = self.task.losses(leaves, x, y, *key)

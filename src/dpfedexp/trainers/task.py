@@ -1,4 +1,4 @@
-"""The task of every client, and the protocol of trainers."""
+"""The task of every client, and the interface of trainers."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from dpfedexp.trainers.per_client import ClientOptimizer, ClientTransform
 from dpfedexp.trainers.recording import Recorded, Synthetic, SyntheticClients, laid_out
 
 Precision = Literal["fp32", "tf32", "bf16"]
-"""How exactly local training computes.
+"""The floating-point precision of local training.
 
-fp32  every product and sum in float32, on a GPU too, where torch would otherwise let convolutions round their factors
-tf32  products of a GPU's matrix units round their factors to 10 bits of fraction, a relative error of about 5·10⁻⁴ each; sums are
+fp32  every product and sum in float32, also on a GPU, where torch would otherwise let convolutions round their factors
+tf32  a GPU's matrix units round the factors of products to 10 bits of fraction, a relative error of about 5·10⁻⁴ each; sums are
       float32. A CPU has no such units and computes as fp32
 bf16  values, gradients and products in bfloat16 (7 bits of fraction, 4·10⁻³), sums in float32; the parameters that the steps move,
-      and everything from clipping on, stay float32 or better, so that no privacy statement depends on it
+      and everything from clipping on, stay float32 or better, so that no privacy statement depends on the precision
 """
 Rows = Tensor | None
-"""One row or number for each client of a chunk, where there are any."""
+"""One row or number for each client of a chunk, or None."""
 Read = Callable[[int], tuple[Inputs, Tensor]]
-"""From a step to inputs and targets."""
+"""A function from a step to inputs and targets."""
 
 
 class Clients(Protocol):
-    """What the simulator needs of a federation.
+    """The interface of a federation that the simulator needs.
 
-    `gather` gives a client's rows, as they are held. Where there is an attribute `transform`, trainers apply it to each client's
-    rows alone.
+    `gather` returns a client's rows without the transform. If there is an attribute `transform`, trainers apply it to each
+    client's rows alone.
     """
 
     def __len__(self) -> int: ...
@@ -64,9 +64,9 @@ class Clients(Protocol):
 class Task:
     """The task of every client: model, loss, local steps and device.
 
-    `state_check` is what the module's state may be, `copies` are the modules that train beside `model`, and `has_client_rates`
-    says that every call of a trainer brings the clients' rates. With `synthetic`, as in a run that protects data, module, loss,
-    transform and optimizer are recorded on synthetic values, and no code of the caller's meets a client's rows.
+    `state_check` is the allowed state of the module, `copies` are the modules that train besides `model`, and `has_client_rates`
+    says that every call of a trainer passes the clients' rates. With `synthetic`, as in a secure run, module, loss, transform and
+    optimizer are recorded on synthetic values, and no code of the caller runs on a client's rows.
     """
 
     model: nn.Module
@@ -90,8 +90,8 @@ class Task:
         return twin
 
     def look(self) -> Callable[[], None]:
-        """Nothing but parameters may leave a round: what comes back raises `InputError` if a module has kept anything."""
-        # In a run that protects data no module has seen a client's rows.
+        """Check that only parameters leave a round: the returned function raises `InputError` if a module has kept state."""
+        # In a secure run no module has seen a client's rows.
         state_check = self.state_check if self.synthetic is None else None
         judges = [] if state_check is None else [state_check.look(module) for module in (self.model, *self.copies)]
 
@@ -102,7 +102,7 @@ class Task:
         return judge
 
     def losses(self, params: Params, x: Inputs, y: Tensor, key: Tensor | None = None) -> Tensor:
-        """One loss per example of one client, in float32; `key` is where a module that draws takes its draws from."""
+        """One loss per example of one client, in float32; `key` is the source of the module's random draws."""
         if self.precision == "bf16":
             params = self._rounded_constants() | {name: value.bfloat16() for name, value in params.items()}
         looked_after = key is not None or self.module_traits.fused or self.synthetic is not None
@@ -112,14 +112,14 @@ class Task:
             return self.loss(in_float(outputs) if self.precision == "bf16" else outputs, y)
 
     def _rounded_constants(self) -> Params:
-        """Frozen parameters and buffers in bf16, made anew for every pass: what a module writes there reaches no other client."""
+        """Frozen parameters and buffers in bf16, copied for every pass, so that a module's writes reach no other client."""
         frozen = ((name, value) for name, value in self.model.named_parameters() if not value.requires_grad)
         still = {**dict(frozen), **dict(self.model.named_buffers())}
         return {name: value.detach().bfloat16() for name, value in still.items() if value.is_floating_point()}
 
     @cached_property
     def module_traits(self) -> ModuleTraits:
-        """What is seen on rows of zeros: no client's values decide. A run that protects data asks on synthetic clients first."""
+        """The traits of the module, tested on rows of zeros, so that no client's values matter; shared by a secure run's tasks."""
 
         def seen() -> ModuleTraits:
             with torch.random.fork_rng(devices=[]):
@@ -129,7 +129,7 @@ class Task:
         return seen() if self.synthetic is None else self.synthetic.program("habits", seen)
 
     def keys(self, streams: Streams | None, round: int, clients: Tensor) -> Tensor | None:
-        """Where each client's draws of a round come from, [n]; None for a module that draws nothing."""
+        """The keys of the clients' random draws in a round, [n]; None for a module that draws nothing."""
         if not self.module_traits.draws:
             return None
         if streams is None:
@@ -137,12 +137,12 @@ class Task:
         return client_keys(streams, round, clients, self.device)
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """torch's switches while clients train."""
+        """A context with torch's precision switches for local training."""
         return arithmetic(self.precision, self.device, same=self.synthetic is not None)
 
     @cached_property
     def optimizer(self) -> LocalOptimizer:
-        """The clients' optimizer. The optimizers of this package act on a client's own row; others are kept to it (`apart`)."""
+        """The clients' optimizer. In a secure run a custom one is wrapped so that it acts on each client alone."""
         synthetic = self.synthetic
         if synthetic is None or type(self.local) in (Sgd, AdamW):
             return self.local
@@ -150,9 +150,9 @@ class Task:
         return cast(LocalOptimizer, own)
 
     def program(self, name: str, program: Callable[..., Any], *, batched: bool = False, keep: int = 32) -> Recorded:
-        """A program of parameters, inputs, targets, weights and perhaps keys, of one client or of many.
+        """Wrap a program of parameters, inputs, targets, weights and perhaps keys, for one client or many.
 
-        Recorded on synthetic values in a run that protects data, once for all trainers; otherwise for speed.
+        In a secure run it is recorded on synthetic values, once for all trainers; otherwise it is recorded for speed.
         """
         if self.synthetic is None:
             return Recorded(program, keep=keep)
@@ -161,11 +161,11 @@ class Task:
         return self.synthetic.program(f"{name}, {self.precision}", partial(make, held=self.module_tensors))
 
     def module_tensors(self) -> list[Tensor]:
-        """The module's frozen parameters and buffers, which no other code holds in a run that protects data."""
+        """The module's parameters and buffers, which no other code holds in a secure run."""
         return [*self.model.parameters(), *self.model.buffers()]
 
     def _stand_ins(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Inputs of a program with the model's own start for parameters, and synthetic values for the rest."""
+        """Synthetic inputs for recording a program: the model's initial parameters, and synthetic values for the rest."""
         params, *rest = inputs
         start = self.layout.unflatten(self.layout.read(self.model).float().to(self.device))
         own = {name: laid_out(start[name].expand_as(value), value) for name, value in params.items()}
@@ -173,7 +173,7 @@ class Task:
 
     @cached_property
     def client_transform(self) -> ClientTransform | None:
-        """The federation's transform, where it has one; in a run that protects data the same for all of its trainers and trials."""
+        """The federation's transform, None if it has none; a secure run shares it among its trainers and trials."""
         transform, synthetic = getattr(self.clients, "transform", None), self.synthetic
         if transform is None:
             return None
@@ -181,7 +181,7 @@ class Task:
         return make() if synthetic is None else synthetic.program("transform", make)
 
     def row_reader(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
-        """From a step k to rows `positions[i, k]` of client `clients[i]` as the model takes them, for positions [n, steps, s]."""
+        """A function from a step k to rows `positions[i, k]` of client `clients[i]`, transformed, for positions [n, steps, s]."""
         read, transform = self.held(clients, positions, streams, round), self.client_transform
         if transform is None:
             return read
@@ -196,22 +196,22 @@ class Task:
     def gather(
         self, clients: Tensor, positions: Tensor, streams: Streams | None = None, round: int = 0
     ) -> tuple[Inputs, Tensor]:
-        """Rows `positions[i]` of client `clients[i]` as the model takes them, inputs and targets [n, s, …]."""
+        """Rows `positions[i]` of client `clients[i]`, transformed for the model: inputs and targets [n, s, …]."""
         return self.row_reader(clients, positions[:, None], streams or Streams(0), round)(0)
 
     def held(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
-        """As `row_reader`, without the transform."""
+        """Like `row_reader`, without the transform."""
         held, device = self.clients, self.device
         known = isinstance(held, SyntheticClients) or (isinstance(held, Federation) and held.gathers_itself)
         if self.synthetic is not None and not known:
             return self._one_by_one(clients, positions, streams, round)
-        # Asked of the class: a view of a federation, which passes on what it does not know itself, has rows of its own.
+        # Looked up on the class: a wrapper that forwards unknown attributes to a federation has its own rows.
         if (reader := getattr(type(held), "row_reader", None)) is not None:
             return cast(Read, reader(held, clients, positions, device))
         return lambda step: held.gather(clients, positions[:, step], device)
 
     def _one_by_one(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
-        """Rows that a caller's own code makes: each client is asked for alone, with generators in a state of its own."""
+        """Like `held`, for rows that a caller's code makes: each client is read alone, with generators seeded for that client."""
         seeds = [int(streams.at("rows", round).generator(client).integers(2**62)) for client in clients.tolist()]
 
         def read(step: int) -> tuple[Inputs, Tensor]:
@@ -225,20 +225,20 @@ class Task:
         return read
 
     def rates(self, given: Tensor | None, round: int, count: int) -> Tensor | None:
-        """η_l of each of `count` clients where it is not the optimizer's own number: as given, or by the schedule over rounds."""
+        """η_l of each of `count` clients, as given or by the schedule over rounds; None if the optimizer's own rate applies."""
         if given is not None or self.local.schedule is None:
             return given
         return torch.full((count,), self.local.in_round(round).rate, device=self.device)
 
     @cached_property
     def tied(self) -> bool:
-        """Whether two layers share a parameter. torch's own tying leaves the module broken where one layer is merely used twice."""
+        """Whether two layers share a parameter. torch's tie_weights would break a module in which one layer is only used twice."""
         owners = Counter(id(p) for module in self.model.modules() for p in module.parameters(recurse=False))
         return any(count > 1 for count in owners.values())
 
 
 class Trainer(Protocol):
-    """Local updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of a chunk of non-empty clients, [n, d]; `unit` of them go into one tensor program, or all."""
+    """Computes updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ [n, d] of a chunk of non-empty clients; `unit`: clients per tensor program, None for all."""
 
     name: str
 
@@ -251,7 +251,7 @@ class Trainer(Protocol):
 
 
 def rows_of_one(task: Task, x: Inputs, y: Tensor, weights: Tensor) -> tuple[Inputs, Tensor, Tensor]:
-    """A single client's rows of a batch, in a simulation without those that only pad it."""
+    """A single client's rows of a batch; a simulation leaves out padding rows."""
     x, y, weights = each(lambda value: value[0], x), y[0], weights[0]
     if task.synthetic is not None:
         return x, y, weights
@@ -262,7 +262,7 @@ def rows_of_one(task: Task, x: Inputs, y: Tensor, weights: Tensor) -> tuple[Inpu
 def batches(
     task: Task, clients: Tensor, schedule: Schedule, streams: Streams | None, round: int
 ) -> Callable[[int], tuple[Inputs, Tensor, Tensor]]:
-    """step → (inputs, targets, weights) on the device; gathered once where every step uses the same batch."""
+    """A function from a step to (inputs, targets, weights) on the device; gathered once if every step uses the same batch."""
     weights = schedule.weights.to(task.device)
     read = task.row_reader(clients, schedule.positions, streams or Streams(0), round)
 
@@ -276,9 +276,9 @@ def batches(
 
 
 def one_row(clients: Clients) -> tuple[Inputs, Tensor]:
-    """A row of one client, inputs and targets [1, 1, …], for shapes and types. Raises `InputError` where no client has any.
+    """A row of one client, inputs and targets [1, 1, …], for shapes and types. Raises `InputError` if no client has a readable row.
 
-    A client whose rows can't be read is passed over: neither its error nor that there is one may show.
+    A client whose rows can't be read is skipped: neither its error nor its existence may be revealed.
     """
     for holder in torch.nonzero(clients.sizes > 0).flatten():
         with suppress(Exception):
@@ -289,16 +289,16 @@ def one_row(clients: Clients) -> tuple[Inputs, Tensor]:
 
 
 def pair_of_clients(task: Task) -> tuple[Inputs, Tensor]:
-    """One row each of two clients that hold data, twice: some layers take no batch of one."""
+    """One row of each of two clients with data, repeated twice, because some layers do not accept a batch of one."""
     holders = torch.nonzero(task.clients.sizes > 0).flatten()
     pair = holders[[0, min(1, len(holders) - 1)]]
     return task.gather(pair, torch.zeros((2, 2), dtype=torch.int64))
 
 
 def check_task(task: Task, *, labels: bool = False) -> None:
-    """Model, data and loss fit each other, so that a failure shows before the first round.
+    """Check that model, data and loss fit each other, so that errors appear before the first round.
 
-    With `labels` the clients' labels are looked at too, which only a simulation may do: a refusal tells what they are.
+    With `labels` the clients' labels are checked too, which only a simulation may do: an error message reveals them.
     """
     x, y = pair_of_clients(task)
     model = copy.deepcopy(task.model).eval()
@@ -315,7 +315,7 @@ def check_task(task: Task, *, labels: bool = False) -> None:
 
 
 def _check_words(task: Task, model: nn.Module) -> None:
-    """The least and the highest whole number of all rows are known to the embeddings of the model."""
+    """Check that the model's embeddings know the smallest and the largest whole number of all rows."""
     inputs, prepare = getattr(task.clients, "inputs", None), getattr(task.clients, "prepare", None)
     if inputs is None or prepare is None or not any(isinstance(part, nn.Embedding) for part in model.modules()):
         return
@@ -326,7 +326,7 @@ def _check_words(task: Task, model: nn.Module) -> None:
 
 
 def extreme_rows(inputs: Inputs) -> Tensor:
-    """The numbers of the rows that hold the least and the highest whole number, which an embedding may not know."""
+    """The indices of the rows with the smallest and the largest whole number, which an embedding may not know."""
     rows = []
     for value in leaves(inputs):
         if not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool and value.numel():
@@ -336,7 +336,7 @@ def extreme_rows(inputs: Inputs) -> Tensor:
 
 
 def applied(model: nn.Module, x: Inputs) -> Any:
-    """The outputs of a model, a copy that is not trained; raises `InputError` with the layer that could not take its inputs."""
+    """Return the outputs of a model; raises `InputError` that names the layer which could not process its inputs."""
     inside: list[tuple[str, nn.Module, Any]] = []
     hooks = []
     for name, part in model.named_modules():
@@ -395,13 +395,13 @@ def _kind(x: Tensor) -> str:
 
 
 def low(x: Tensor, precision: Precision) -> Tensor:
-    """Inputs as the network computes with them; integers are tokens and stay."""
+    """Convert floating-point inputs to the network's precision; integers are tokens and are unchanged."""
     return x.bfloat16() if precision == "bf16" and x.is_floating_point() else x
 
 
 @contextmanager
 def arithmetic(precision: Precision, device: torch.device, *, same: bool = False) -> Iterator[None]:
-    """torch's global switches for the length of a local update. With `same` a kernel gives the same bits every time."""
+    """Set torch's global precision switches for a local update. With `same`, cuDNN kernels are deterministic."""
     if device.type != "cuda":
         yield
         return

@@ -1,7 +1,7 @@
-"""Convolution as one product of matrices per client: patches of the input beside the client's own kernels.
+"""Convolution as one matrix product per client: patches of the input times the client's own kernels.
 
-A max-pool behind a convolution is taken into the product. The four outputs that a 2×2 window compares come from one patch that is
-one row and one column larger, so that the kernels of a client are shifted copies in a larger, partly empty matrix: several times
+A max-pool after a convolution is part of the product. The four outputs that a 2×2 window compares come from one patch that is one
+row and one column larger, so the client's kernels are shifted copies in a larger, partly empty matrix. This is several times
 faster, because patches are read a quarter as often.
 """
 
@@ -24,7 +24,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Window:
-    """Where patches lie: `size` rows and columns apart by `dilation`, every `stride`."""
+    """The geometry of patches: `size` rows and columns with spacing `dilation`, one patch every `stride` pixels."""
 
     size: Pair
     stride: Pair = (1, 1)
@@ -49,7 +49,7 @@ class Window:
         return self.size == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
 
     def pooled(self, pool: Pair) -> Window:
-        """The window that holds all patches that one pool window compares."""
+        """The window that contains all patches that one pool window compares."""
         rows, columns = (self.span(i) + (pool[i] - 1) * self.stride[i] for i in (0, 1))
         step = (self.stride[0] * pool[0], self.stride[1] * pool[1])
         return Window((rows, columns), step, self.padding)
@@ -57,7 +57,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Patches:
-    """[n, c, h, w, s] to [n, c·kh·kw, rows, columns, s]; it has no parameters, so those of the data are made once and reused."""
+    """Unfold [n, c, h, w, s] to [n, c·kh·kw, rows, columns, s]; without parameters, so patches of the data are made only once."""
 
     window: Window
 
@@ -99,7 +99,7 @@ class Patches:
         return (), (dx[:, :, top : top + height, left : left + width],)
 
     def _scatter(self, dy: Tensor, padded: Pair) -> Tensor:
-        """By shifted additions, columns first: the same sum on every run, which a GPU's index_add does not promise."""
+        """Add patches back to the image by shifts, columns first: in a fixed order, which a GPU's index_add does not guarantee."""
         n, c, kh, kw, rows, columns, s = dy.shape
         w = self.window
         wide = torch.zeros(n, c, kh, rows, padded[1], s, dtype=dy.dtype, device=dy.device)
@@ -114,7 +114,7 @@ class Patches:
 
 
 def _own_kernels(values: Tensor, window: Window, image: Sequence[int]) -> ModuleType | None:
-    """triton's kernels for patches, on a GPU that has triton and for windows that they suit."""
+    """The module of triton kernels for patches, if the GPU has triton and the kernels support the window; otherwise None."""
     if not values.is_cuda or not has_triton():
         return None
     from dpfedexp.trainers.fast import kernels
@@ -124,7 +124,7 @@ def _own_kernels(values: Tensor, window: Window, image: Sequence[int]) -> Module
 
 @lru_cache(maxsize=64)
 def _positions(window: Window, height: int, width: int) -> Tensor:
-    """For every row of a patch matrix and every position, which pixel of the padded image it is."""
+    """The index of the pixel in the padded image, for every row of a patch matrix and every position."""
     padded, (down, right), (dy, dx) = window.padded(height, width), window.dilation, window.stride
     pixel = torch.arange(padded[0] * padded[1]).view(padded)
     strides = (padded[1] * down, right, padded[1] * dy, dx)
@@ -152,7 +152,7 @@ class Contract:
         if dy.is_cuda:
             grads = [Product(rows, patches.transpose(1, 2), params[0].shape[2:])]
         else:
-            # A processor's library takes half the time with the longer side first.
+            # A CPU's matrix product takes half the time with the longer side first.
             grads = [
                 LazyGradient(lambda: torch.bmm(patches, rows.transpose(1, 2)).transpose(1, 2).reshape(params[0].shape))
             ]
@@ -163,9 +163,9 @@ class Contract:
 
 @dataclass(frozen=True)
 class ContractAndPool:
-    """Convolution and non-overlapping max-pool in one: patches of `window.pooled(pool)` to the pooled outputs.
+    """Convolution and non-overlapping max-pool in one operation: from patches of `window.pooled(pool)` to the pooled outputs.
 
-    Ties go to the first position in reading order, as torch's max-pool has it.
+    Among equal values the first position in reading order wins, as in torch's max-pool.
     """
 
     window: Window
@@ -176,7 +176,7 @@ class ContractAndPool:
         (patches,) = inputs
         kernels = self._spread(params[0])
         y = torch.bmm(kernels, patches.flatten(2))
-        # Columns of all rows of the window at once, then its rows: fewer and larger operations than position by position.
+        # Compare the columns of all rows of the window first, then the rows: fewer and larger operations.
         rows, by_column = max_and_winners(y.view(len(y), *self.pool, params[0].shape[1], -1).unbind(2))
         best, by_row = max_and_winners(rows.unbind(1))
         if self.bias:
@@ -197,14 +197,14 @@ class ContractAndPool:
         return grads, (torch.bmm(kernels.transpose(1, 2), spread).view(patches.shape) if wanted else None,)
 
     def _spread(self, kernel: Tensor) -> Tensor:
-        """The shifted copies, [n, positions·o, c·rows·columns]."""
+        """The shifted copies of the kernels, [n, positions·o, c·rows·columns]."""
         n, o, c = kernel.shape[:3]
         padded = torch.cat([kernel.flatten(1), kernel.new_zeros(n, 1)], dim=1)
         spread, _ = _places(self.window, self.pool, o, c, kernel.device)
         return padded.index_select(1, spread).view(n, self.pool[0] * self.pool[1] * o, -1)
 
     def _gather(self, wide: Tensor, kernel: Tensor) -> Tensor:
-        """The gradient of the kernels from that of their shifted copies, [n, c·rows·columns, positions·o]."""
+        """The gradient of the kernels, from that of their shifted copies, [n, c·rows·columns, positions·o]."""
         n, o, c = kernel.shape[:3]
         _, gather = _places(self.window, self.pool, o, c, kernel.device)
         found = wide.flatten(1).index_select(1, gather)
@@ -213,7 +213,7 @@ class ContractAndPool:
 
 @lru_cache(maxsize=64)
 def _places(window: Window, pool: Pair, o: int, c: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which number of the kernels [o, c, kh, kw] each number of the shifted copies is, and where in their gradient each lies."""
+    """Indices: of each number of the shifted copies in the kernels [o, c, kh, kw], and of each kernel number in their gradient."""
     size = window.pooled(pool).size
     kernels = torch.arange(o * c * window.size[0] * window.size[1]).view(o, c, *window.size)
     copies = torch.full((pool[0], pool[1], o, c, *size), kernels.numel())
@@ -236,7 +236,7 @@ def max_and_winners(values: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     best, wins = values[0], []
     room = torch.empty_like(best, memory_format=torch.contiguous_format)
     for value in values[1:]:
-        # Floats, because a comparison into bytes and a product with them cost several times as much on a CPU.
+        # Floats, because comparing into bytes and multiplying with them takes several times as long on a CPU.
         wins.append(torch.gt(value, best, out=torch.empty_like(room)))
         best = torch.maximum(best, value, out=room)
     return best, wins
@@ -254,7 +254,7 @@ def route_to_winners(dy: Tensor, wins: Sequence[Tensor], out: Sequence[Tensor]) 
 
 @dataclass(frozen=True)
 class LibraryConvolve:
-    """A convolution by torch's own library, one client after the other, and a max-pool behind it: faster with many channels."""
+    """A convolution, and a max-pool after it, by torch's own library, one client at a time: faster with many channels."""
 
     window: Window
     bias: bool
@@ -295,12 +295,12 @@ class LibraryConvolve:
 
 
 def _images(values: Tensor) -> Tensor:
-    """[c, h, w, s] as [s, c, h, w], channels last in memory: max-pools of torch's are many times quicker there."""
+    """[c, h, w, s] as [s, c, h, w] in channels-last memory format, in which torch's max-pool is many times faster."""
     return values.permute(3, 0, 1, 2).contiguous(memory_format=torch.channels_last)
 
 
 def _values(images: Sequence[Tensor]) -> Tensor:
-    """Clients' [s, c, h, w] as [n, c, h, w, s]."""
+    """Stack the clients' [s, c, h, w] as [n, c, h, w, s]."""
     s, *shape = images[0].shape
     out = images[0].new_empty(len(images), *shape, s)
     for own, image in zip(out, images, strict=True):

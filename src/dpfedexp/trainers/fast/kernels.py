@@ -1,8 +1,8 @@
-"""Patches, GroupNorm and dropout on a GPU in one or two passes over memory each; needs triton, which torch brings along on CUDA.
+"""Triton kernels for patches, GroupNorm and dropout, in one or two passes over memory each; triton comes with torch for CUDA.
 
-torch's copy of a strided view works out every element's place by itself, sums over taps need a pass for each, and so do the mean,
-the variance, the difference, the factor and the sums of a normalization. A dropout mask takes a dozen passes over numbers of 64
-bits. All sums here are float32, in the same order on every run and for every client alone.
+torch computes the address of every element when it copies a strided view, and needs a pass for each tap, and for the mean, the
+variance, the difference, the factor and the sums of a normalization. A dropout mask takes a dozen passes over 64-bit numbers.
+All sums of these kernels are float32, in the same order in every run and separately for every client.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 Window = Any
-"""`convolution.Window`, which imports this file."""
+"""`convolution.Window`; that module imports this one."""
 MOST_TAPS = 64
-"""The sums over taps are unrolled; a program with more is long to compile."""
+"""The most taps of a window: sums over taps are unrolled, and more would take long to compile."""
 TILE = 2048
-"""Numbers that a program of a normalization holds at a time."""
+"""How many numbers a program of GroupNorm holds at a time."""
 BLOCK = 1024
-"""Numbers that a program of dropout takes."""
+"""How many numbers a program of dropout processes."""
 
 
 @triton.jit
@@ -31,9 +31,9 @@ def _unfold(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
     DOWN: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """[images, h·w·s] to [images, taps, rows·columns·s], for one image and a tile of rows and (column, sample), tap by tap.
+    """Unfold [images, h·w·s] to [images, taps, rows·columns·s], for one image and a tile of rows and (column, sample), tap by tap.
 
-    What a tap reads was read for the one before it, and is still near.
+    Consecutive taps read nearly the same memory, which is still cached.
     """
     tiles = tl.cdiv(COLUMNS * S, RIGHT)
     every = tl.cdiv(ROWS, DOWN) * tiles
@@ -60,7 +60,7 @@ def _fold(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
     DOWN: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """[images, taps, rows·columns·s] added up to [images, h·w·s], for one image and a tile of rows and (column, sample)."""
+    """Add up [images, taps, rows·columns·s] to [images, h·w·s], for one image and a tile of rows and (column, sample)."""
     tiles = tl.cdiv(W * S, RIGHT)
     every = tl.cdiv(H, DOWN) * tiles
     image = (tl.program_id(0) // every).to(tl.int64)
@@ -86,7 +86,7 @@ def _fold(
 
 
 def unfolded(x: Tensor, window: Window) -> Tensor:
-    """[n, c, h, w, s] to [n, c·kh·kw, rows, columns, s], with zeros behind the edge."""
+    """Unfold [n, c, h, w, s] to [n, c·kh·kw, rows, columns, s], with zeros beyond the edge."""
     given, x = x.dtype, _widened(x.contiguous())
     n, c, height, width, s = x.shape
     rows, columns = window.outputs(height, width)
@@ -97,7 +97,7 @@ def unfolded(x: Tensor, window: Window) -> Tensor:
 
 
 def folded(dy: Tensor, window: Window, height: int, width: int) -> Tensor:
-    """The gradient [n, c, h, w, s] of what `unfolded` took, from that of what it gave."""
+    """The gradient [n, c, h, w, s] of the input of `unfolded`, from that of its output."""
     dy = dy.contiguous()
     n, planes, rows, columns, s = dy.shape
     dx = dy.new_empty(n, planes // (window.size[0] * window.size[1]), height, width, s)
@@ -107,12 +107,12 @@ def folded(dy: Tensor, window: Window, height: int, width: int) -> Tensor:
 
 
 def unfolds(window: Window, height: int, width: int, s: int) -> bool:
-    """Whether the sums over taps are short enough to be unrolled, and places within an image are numbers of 32 bits."""
+    """Whether the kernels support a window: few enough taps to unroll, and indices within an image that fit 32 bits."""
     return window.size[0] * window.size[1] <= MOST_TAPS and 4 * height * width * s < 2**31
 
 
 def _widened(x: Tensor) -> Tensor:
-    """The same bits as whole numbers of several samples each, which move together: fewer, longer reads and writes."""
+    """View several samples as one whole number, so that they are moved together: fewer, longer reads and writes."""
     wide = next((kind for kind in (torch.int64, torch.int32) if x.shape[-1] * x.itemsize % kind.itemsize == 0), x.dtype)
     return x.view(wide) if x.data_ptr() % wide.itemsize == 0 and wide.itemsize > x.itemsize else x
 
@@ -122,7 +122,7 @@ def _taps(window: Window) -> tuple[int, ...]:
 
 
 def _tiles(rows: int, length: int) -> tuple[tuple[int, int], int]:
-    """The tile of a program, 2048 numbers with little of it outside, and how many cover rows of such a length."""
+    """The tile of a program, 2048 numbers with little padding, and the number of tiles that cover rows of this length."""
     widths = [width for width in (256, 128, 64, 32) if length >= 0.8 * width * triton.cdiv(length, width)]
     right = widths[0] if widths else 32
     down = min(2048 // right, triton.next_power_of_2(rows))
@@ -135,13 +135,13 @@ def _normalize(
     AFFINE: tl.constexpr,
     BA: tl.constexpr, BP: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """Outputs, means and 1/√(variance + ε) of one client and group, for a block of samples."""
+    """Compute outputs, means and 1/√(variance + ε) of one client and group, for a block of samples."""
     S = PART * EVEN
     line = tl.program_id(0).to(tl.int64)
     sample = tl.program_id(1) * BS + tl.arange(0, BS)
     across = sample[None, None, :]
     source = x + line * A * P * S
-    # Differences from one of the numbers themselves: their squares cancel by at most how many they are.
+    # Subtract one of the numbers first, which limits cancellation in the squares.
     near = tl.load(source + sample, mask=sample < S, other=0.0).to(tl.float32)
     sums = tl.zeros((BA, BP, BS), tl.float32)
     squares = tl.zeros((BA, BP, BS), tl.float32)
@@ -180,7 +180,7 @@ def _normalize_back(
     AFFINE: tl.constexpr, WANTED: tl.constexpr,
     BA: tl.constexpr, BP: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """The input's gradient, and this block's part of the factors' and the shifts', [n, groups, blocks, a]."""
+    """Compute the input's gradient, and this block's part of the gradients of weight and bias, [n, groups, blocks, a]."""
     S = PART * EVEN
     line = tl.program_id(0).to(tl.int64)
     sample = tl.program_id(1) * BS + tl.arange(0, BS)
@@ -233,13 +233,13 @@ def _normalize_back(
 
 
 Saved = tuple[Tensor, Tensor, Tensor]
-"""Inputs [n, groups, a, p, s], and their means and 1/√(variance + ε), [n, groups, s]."""
+"""The inputs [n, groups, a, p, s], and their means and 1/√(variance + ε), [n, groups, s]."""
 
 
 def normalized(
     x: Tensor, groups: int, eps: float, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Saved]:
-    """GroupNorm of [n, channels, …, s], one mean for every client, group and sample."""
+    """GroupNorm of [n, channels, …, s], with a mean for every client, group and sample; returns the outputs and `Saved`."""
     y, s = torch.empty_like(x), x.shape[-1]
     lines = x.view(len(x), groups, x.shape[1] // groups, -1, s)
     means, scales = (x.new_empty((len(x), groups, s), dtype=torch.float32) for _ in range(2))
@@ -253,7 +253,7 @@ def normalized(
 def gradients(
     dy: Tensor, kept: Saved, weight: Tensor | None = None, bias: Tensor | None = None, *, wanted: bool = True
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Of the inputs, where it is wanted, of the factors and of the shifts; dy lies in memory as the inputs do."""
+    """The gradients of the inputs (None unless `wanted`), of weight and of bias; dy has the memory layout of the inputs."""
     x, means, scales = kept
     n, groups, a, p, s = x.shape
     blocks, grid, even = _blocks(x)
@@ -266,7 +266,7 @@ def gradients(
 
 
 def _blocks(x: Tensor) -> tuple[tuple[int, int, int], tuple[int, int], int]:
-    """The tile of a program, how many programs there are, and a power of two that divides s: so many samples move together."""
+    """The tile of a program, the grid of programs, and a power of two that divides s, the number of samples moved together."""
     n, groups, a, p, s = x.shape
     samples = min(64, triton.next_power_of_2(s))
     places = min(TILE // samples, triton.next_power_of_2(p))
@@ -279,7 +279,7 @@ def _drop(
     x, rows, y, share, below, COUNT, PLACES, INNER, S,
     GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, ROWS_LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of one client's values: `share` times those whose word is not below `below`, 0 in the place of the others."""
+    """Apply dropout to a block of one client's values: `share`·value where the word is at least `below`, otherwise 0."""
     blocks = tl.cdiv(COUNT, BLOCK)
     client = (tl.program_id(0) // blocks).to(tl.int64)
     at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -301,9 +301,9 @@ def _drop(
 def dropped(
     x: Tensor, rows: Tensor, below: int, share: float, constants: tuple[int, int, int], inner: int = 1
 ) -> Tensor:
-    """[n, …, s] with 0 where a word is `below` a number, and `share` times as much elsewhere.
+    """Apply dropout to [n, …, s]: 0 where a place's word is less than `below`, and `share`·value elsewhere.
 
-    Words come from those of the samples, `rows` [n, s]; `inner` neighboring places share one.
+    Words are computed from the words of the samples, `rows` [n, s]; `inner` neighboring places share a word.
     """
     last = x.is_contiguous()
     if not last and not x.movedim(-1, 1).is_contiguous():

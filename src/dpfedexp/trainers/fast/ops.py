@@ -1,6 +1,6 @@
-"""What a layer does for many clients at once, on values [n, …, s] with parameters [n, …]: one set per client, samples last.
+"""Layer operations for many clients at once, on values [n, …, s] with parameters [n, …]: one set per client, samples last.
 
-Products of matrices have gradients written by hand, which a step can subtract without making them. Everything else is a function
+Matrix products have hand-written gradients, which a step can subtract without storing them. Everything else is a function
 that autograd differentiates.
 """
 
@@ -18,16 +18,16 @@ from dpfedexp.trainers.draws import CONSTANTS, dropout_mask, dropped_below, kept
 
 Saved = Any
 INPUT = 0
-"""The number of the value that the data are, among those that a core has prepared."""
+"""The index of the data among a program's values."""
 KEYS = -1
-"""The number of the value that the clients' keys of a step are, [n]; there only for modules that draw."""
+"""The index of the clients' keys of a step, [n], among a program's values; used only by modules that draw."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """A parameter's gradient left·right, [n, a, k] times [n, k, b], which a plain step subtracts without making it.
+    """A parameter's gradient left·right, [n, a, k] times [n, k, b], which a plain step subtracts without storing it.
 
-    `shape` is that of the parameter behind its first two dimensions, where it is not [b].
+    `shape` is the parameter's shape after its first two dimensions, if that is not [b].
     """
 
     left: Tensor
@@ -39,7 +39,7 @@ class Product:
         return found.unflatten(2, self.shape) if self.shape else found
 
     def adds_to(self, value: Tensor) -> bool:
-        """Whether the product can be added where `value` lies: of its type, or on a GPU in bf16 with sums in float32."""
+        """Whether the product can be added to `value` in place: same type, or on a GPU bf16 with sums in float32."""
         rounded = value.is_cuda and value.dtype == torch.float32 and self.left.dtype == torch.bfloat16
         return value.dtype == self.left.dtype or (rounded and "dtype_out" in torch.ops.aten.baddbmm.overloads())
 
@@ -72,7 +72,7 @@ def multiplied(gradient: Gradient) -> Tensor:
 
 
 class Op(Protocol):
-    """`forward` returns the output and what `backward` asks for, and `backward` the gradients of the parameters and the inputs."""
+    """A layer operation: `forward` returns output and saved values, `backward` the gradients of parameters and of inputs."""
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]: ...
 
@@ -80,18 +80,18 @@ class Op(Protocol):
 
 
 class Unsupported(Exception):
-    """No rule covers this layer, or not in this use of it."""
+    """Raised if no rule covers a layer, or this use of it."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """`apply(*inputs, *params)`, differentiated by autograd."""
+    """The operation `apply(*inputs, *params)`, differentiated by autograd."""
 
     apply: Callable[..., Tensor]
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
         with torch.enable_grad():
-            # Not detach(): parameters may be views of one row, of which a step moves one after the other.
+            # Not detach(): parameters may be views of one row, which a step updates one after the other.
             given = [value.data.requires_grad_(value.is_floating_point()) for value in (*inputs, *params)]
             y = self.apply(*given)
         return y.detach(), (given, y)
@@ -104,7 +104,7 @@ class Function:
 
 
 def by_sample(apply: Callable[..., Tensor]) -> Function:
-    """What a module does to a batch [samples, …] without looking at more than one sample at a time."""
+    """The operation of a function on a batch [samples, …] that treats every sample separately."""
 
     def on_values(x: Tensor) -> Tensor:
         y = apply(x.movedim(-1, 1).flatten(0, 1))
@@ -122,7 +122,7 @@ def added(a: Tensor, b: Tensor) -> Tensor:
 
 
 def with_parameter(x: Tensor, own: Tensor) -> Tensor:
-    """A parameter added to every sample, such as one for each position, as torch's broadcasting has it."""
+    """Add a parameter to every sample, such as a position embedding, with torch's broadcasting."""
     rows = x.movedim(-1, 1)
     shape = (len(x), *[1] * (rows.dim() - own.dim()), *own.shape[1:])
     fits = len(shape) == rows.dim() and shape[1] == 1
@@ -132,7 +132,7 @@ def with_parameter(x: Tensor, own: Tensor) -> Tensor:
 
 
 def flattened(x: Tensor, start: int) -> Tensor:
-    """All dimensions of a sample into one; from the batch dimension on only where a sample is a single number."""
+    """Flatten all dimensions of a sample; from the batch dimension on only if a sample is a single number."""
     if start == 0:
         if math.prod(x.shape[1:-1]) != 1:
             raise Unsupported("flattening the batch into the features")
@@ -141,7 +141,7 @@ def flattened(x: Tensor, start: int) -> Tensor:
 
 
 def normalized(x: Tensor, *params: Tensor, shape: tuple[int, ...], eps: float) -> Tensor:
-    """LayerNorm: every sample over its last dimensions, of `shape`; then a factor and a shift, where there are."""
+    """LayerNorm of every sample over its last dimensions, of `shape`, with the client's weight and bias, if any."""
     rows = x.movedim(-1, 1)
     if tuple(rows.shape[-len(shape) :]) != shape or rows.dim() < 2 + len(shape):
         raise Unsupported("a LayerNorm of another shape than its input's")
@@ -153,7 +153,7 @@ def normalized(x: Tensor, *params: Tensor, shape: tuple[int, ...], eps: float) -
 
 
 def attended(x: Tensor, heads: int, bias: Tensor | None) -> Tensor:
-    """softmax(q·kᵀ/√d + bias)·v by heads: from q, k and v beside each other, [n, l, 3·width, s], to [n, l, width, s]."""
+    """softmax(q·kᵀ/√d + bias)·v by heads: from concatenated q, k and v, [n, l, 3·width, s], to [n, l, width, s]."""
     if x.dim() != 4 or x.shape[2] % (3 * heads):
         raise Unsupported("attention on values that are not at positions")
     n, length, width, s = x.shape
@@ -167,12 +167,12 @@ def attended(x: Tensor, heads: int, bias: Tensor | None) -> Tensor:
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """Values at positions, [n, positions, features, s], as rows of features, [n, s·positions, features]: a view."""
+    """View values at positions, [n, positions, features, s], as rows of features, [n, s·positions, features]."""
     return x.permute(0, 3, 1, 2).flatten(1, 2)
 
 
 def from_rows(rows: Tensor, s: int) -> Tensor:
-    """The inverse of `as_rows` for s samples, a view."""
+    """The inverse of `as_rows` for s samples, also a view."""
     return rows.view(len(rows), s, -1, rows.shape[2]).permute(0, 2, 3, 1)
 
 
@@ -209,9 +209,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Rows of the table of each client: tokens [n, …, s] to [n, …, width, s].
+    """Look up rows of each client's table: tokens [n, …, s] to [n, …, width, s].
 
-    A word that does not exist would be a neighbor's: the outputs of its client are not a number, and its update counts as 0.
+    An unknown token would read another client's row: the outputs of its client become NaN instead, and its update counts as 0.
     """
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
@@ -230,13 +230,13 @@ class Embedding:
 
 
 def _clients(tokens: Tensor) -> Tensor:
-    """Whose tokens [n, …] are, in a shape that broadcasts with them."""
+    """The client index of tokens [n, …], in a shape that broadcasts with them."""
     return torch.arange(len(tokens), device=tokens.device).view(-1, *[1] * (tokens.dim() - 1))
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """y = x·mask/(1 − p) on [n, …, s], for the draw number `call` of a pass from the clients' keys [n], the second input."""
+    """y = x·mask/(1 − p) on [n, …, s]; the mask is draw number `call` of a pass from the clients' keys [n], the second input."""
 
     p: float
     call: int
@@ -267,7 +267,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class GroupNorm:
-    """Every group of channels of every sample by its own mean and variance; by triton's kernels on a GPU."""
+    """Normalize every group of channels of every sample by its own mean and variance; with triton kernels on a GPU."""
 
     groups: int
     eps: float
@@ -301,5 +301,5 @@ class GroupNorm:
 
 
 def _has_kernels(x: Tensor) -> bool:
-    """Whether triton's kernels take these values: on a GPU that has triton, and counted in 32 bits for a client."""
+    """Whether the triton kernels support these values: on a GPU with triton, with 32-bit indices within a client."""
     return x.is_cuda and has_triton() and x[0].numel() < 2**31

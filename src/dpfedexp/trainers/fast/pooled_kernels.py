@@ -1,11 +1,11 @@
-"""Convolution and max-pool in one on a GPU, without patches in memory; needs triton, which torch brings along on CUDA.
+"""Triton kernels for convolution and max-pool in one operation, without patches in memory; triton comes with torch for CUDA.
 
-Each client's kernels are small, so a product of matrices would leave most of a GPU idle and write patches many times the size of
+Each client's kernels are small, so a matrix product would leave most of a GPU idle and write patches many times the size of
 the image. These kernels read the image itself, keep only the pooled outputs and which position won, and go backward through the
 winners alone: a quarter of the arithmetic for a 2×2 pool.
 
-Where factors may round (tf32, bf16), matrix units multiply: the kernels of one client, once for every position that a pool window
-compares, as the rows of a matrix that multiplies the patch that holds all positions. All sums are float32.
+In tf32 and bf16 the GPU's matrix units multiply: the kernels of one client, repeated for every position that a pool window
+compares, are the rows of a matrix that multiplies the patch with all positions. All sums are float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dpfedexp.trainers.task import Precision
 def pooled(
     window: Window, pool: Pair, bias: bool, outputs: int, channels: int, precision: Precision
 ) -> ConvolveAndPool | None:
-    """The fused operation for a convolution; None where matrix products are faster."""
+    """The fused operation for a convolution and its max-pool; None where matrix products are faster."""
     if precision != "fp32" and RoundedConvolveAndPool.is_supported(window, pool, outputs, channels):
         return RoundedConvolveAndPool(window, pool, bias)
     return (
@@ -43,7 +43,7 @@ def _forward(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, BIAS: tl.constexpr, OUTPUTS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Pooled outputs [n, filters, rows·columns, s] and which position won, for one client and a block of (position, sample)."""
+    """Compute pooled outputs [n, filters, rows·columns, s] and winning positions of a client, for a block of (position, sample)."""
     client = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     sample = at % SAMPLES
@@ -86,7 +86,7 @@ def _backward_kernel(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, BIAS: tl.constexpr, TAPS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one client's one kernel, over the winning patches alone."""
+    """Compute the gradient of one kernel of one client, from the winning patches alone."""
     client = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1)
     tap = tl.arange(0, TAPS)
@@ -123,7 +123,7 @@ def _backward_image(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, CHANNELS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one client's images at a block of (pixel, sample): every tap asks whether its position won."""
+    """Compute the gradient of one client's images at a block of (pixel, sample): a tap counts if its position won."""
     client = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     sample = at % SAMPLES
@@ -156,7 +156,7 @@ def _backward_image(
 
 @dataclass(frozen=True)
 class ConvolveAndPool:
-    """What `Patches` and `ContractAndPool` do together, from the image [n, c, h, w, s] itself."""
+    """`Patches` and `ContractAndPool` in one operation, computed from the image [n, c, h, w, s] itself."""
 
     window: Window
     pool: Pair
@@ -164,7 +164,7 @@ class ConvolveAndPool:
 
     @staticmethod
     def is_supported(window: Window, pool: Pair, outputs: int, channels: int) -> bool:
-        """Small kernels only: beyond these sizes products of matrices keep a GPU busy, and registers run out here."""
+        """Whether the kernels are small enough: larger ones run out of registers, and matrix products keep a GPU busy."""
         taps = channels * window.size[0] * window.size[1]
         return window.padding == (0, 0) and outputs <= 32 and channels <= 32 and taps <= 512 and pool[0] * pool[1] <= 16
 
@@ -189,7 +189,7 @@ class ConvolveAndPool:
 
     def _convolve(self, x: Tensor, kernel: Tensor, bias: Tensor, y: Tensor, won: Tensor, sizes: dict[str, Any]) -> None:
         outputs = triton.next_power_of_2(sizes["FILTERS"])
-        # Four numbers of a sum to a thread, where there are threads enough: with more, registers run out.
+        # Four numbers of a sum per thread, if there are enough threads: with more, registers run out.
         block, warps = 64, min(8, max(1, outputs // 2))
         grid = (len(x), triton.cdiv(sizes["ROWS"] * sizes["COLUMNS"] * sizes["SAMPLES"], block))
         _forward[grid](x, kernel, bias, y, won, **sizes, BIAS=self.bias, OUTPUTS=outputs, BLOCK=block, num_warps=warps)
@@ -220,7 +220,7 @@ def _tap(
     row, column, position,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, PW: tl.constexpr,
 ):  # fmt: skip
-    """Which tap reads this row and column of the patch when the kernel lies at this position of the window, and if any does."""
+    """The tap that reads this row and column of the patch with the kernel at this position of the window, and whether one does."""
     down = row - position // PW * SH
     right = column - position % PW * SW
     there = (down >= 0) & (right >= 0) & (down % DH == 0) & (right % DW == 0)
@@ -238,7 +238,7 @@ def _rounded_forward(
     PH: tl.constexpr, PW: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr, SAMPLES: tl.constexpr,
     OUTPUTS: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Pooled outputs [n, filters, rows·columns, s] and which position won, for one client and a block of (position, sample)."""
+    """Compute pooled outputs [n, filters, rows·columns, s] and winning positions of a client, for a block of (position, sample)."""
     client = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     sample = at % SAMPLES
@@ -279,7 +279,7 @@ def _rounded_backward_kernel(
     PH: tl.constexpr, PW: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr, SAMPLES: tl.constexpr,
     OUTPUTS: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Patches times dy at the positions that won, [n, c, taps, wide], for one client and channel."""
+    """Compute patches times dy at the winning positions, [n, c, taps, wide], for one client and channel."""
     client = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1)
     tap = tl.arange(0, TAPS)
@@ -314,7 +314,7 @@ def _fold(
     PH: tl.constexpr, PW: tl.constexpr, RW: tl.constexpr,
     OUTPUTS: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one client's kernels: each tap adds up what it has at every position of the pool window."""
+    """Compute the gradient of one client's kernels: sum each tap's values over all positions of the pool window."""
     client = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = at < FILTERS * C * KH * KW
@@ -339,7 +339,7 @@ def _rounded_backward_image(
     PH: tl.constexpr, PW: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr, SAMPLES: tl.constexpr,
     OUTPUTS: tl.constexpr, WIDE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one client's images, for a block of (cell, sample): a cell is as many pixels as windows are apart.
+    """Compute the gradient of one client's images, for a block of (cell, sample); a cell has the pixels of one window stride.
 
     The rows of the product are (channel, pixel of the cell); a cell is read by the windows that start in it and in the few cells
     above and to the left of it.
@@ -386,11 +386,11 @@ def _rounded_backward_image(
 
 
 class RoundedConvolveAndPool(ConvolveAndPool):
-    """`ConvolveAndPool` with products by the matrix units."""
+    """`ConvolveAndPool` with products on the GPU's matrix units (tf32, bf16)."""
 
     @staticmethod
     def is_supported(window: Window, pool: Pair, outputs: int, channels: int) -> bool:
-        """Small windows and few filters only: beyond these sizes a program's tiles don't fit its registers."""
+        """Whether windows and filters are small enough: a program's tiles must fit its registers."""
         rows, columns = window.pooled(pool).size
         wide = triton.next_power_of_2(outputs) * triton.next_power_of_2(pool[0] * pool[1])
         return window.padding == (0, 0) and rows * columns <= 64 and wide <= 128 and channels <= 32

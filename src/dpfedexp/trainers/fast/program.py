@@ -1,4 +1,4 @@
-"""A network as a list of operations, and one gradient step of many clients through it, from the loss on."""
+"""A network as a list of operations, and the gradients of many clients through it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ProgramStep:
-    """values[output] = op(values[inputs]) with the named parameters."""
+    """One operation of a program: values[output] = op(values[inputs]) with the named parameters."""
 
     op: Op
     inputs: tuple[int, ...]
@@ -29,9 +29,9 @@ class ProgramStep:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in order, the number of the network's output, and the parameters and buffers that are not trained, held once.
+    """The steps in order, the index of the network's output, and its frozen parameters and buffers, shared by all clients.
 
-    Every trained parameter belongs to one step, so its gradient is whole when that step has gone backward.
+    Every trained parameter belongs to one step, so its gradient is complete after the backward pass of that step.
     """
 
     steps: tuple[ProgramStep, ...]
@@ -39,18 +39,18 @@ class Program:
     frozen: Mapping[str, Tensor] = field(default_factory=dict)
 
     def rounded(self) -> Program:
-        """The same in bf16."""
+        """The same program with frozen values in bf16."""
         low = {name: value.bfloat16() if value.is_floating_point() else value for name, value in self.frozen.items()}
         return replace(self, frozen=low)
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
-        """Values that depend on trained parameters: gradients go through them and through no others."""
+        """The values that depend on trained parameters: only they have gradients."""
         return self._behind(lambda step: any(name not in self.frozen for name in step.params))
 
     @cached_property
     def trained(self) -> frozenset[int]:
-        """Values that depend on trained parameters or on what a step draws: the others are made once for data that stay."""
+        """The values that depend on trained parameters or on random draws: all others are computed once for constant data."""
         return self._behind(lambda step: step.output in self.differentiated or KEYS in step.inputs)
 
     def _behind(self, begins: Callable[[ProgramStep], bool]) -> frozenset[int]:
@@ -66,13 +66,13 @@ class Program:
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
-        """The fixed values that active steps read; the keys of what is drawn come with every step."""
+        """The fixed values that active steps read; the keys of random draws are passed with every step."""
         read = (i for step in self.active for i in step.inputs if i not in self.trained and i != KEYS)
         return tuple(dict.fromkeys(read))
 
     @cached_property
     def _last_uses(self) -> dict[int, tuple[int, ...]]:
-        """For each step, by its output, the values that no later step reads; fixed values that active steps read stay."""
+        """For each step, by its output, the values that no later step reads; fixed values that active steps read are kept."""
         seen, found = {self.output, *self.kept}, {}
         for step in reversed(self.steps):
             gone = tuple(i for i in dict.fromkeys(step.inputs) if i not in seen)
@@ -81,7 +81,7 @@ class Program:
         return found
 
     def prepare(self, x: Tensor) -> dict[int, Tensor]:
-        """What depends on the data alone, from inputs [n, s, …]."""
+        """Compute the values that depend on the data alone, from inputs [n, s, …]; returns those that active steps read."""
         values = {INPUT: x.movedim(1, -1).contiguous()}
         for step in self.steps:
             if step.output not in self.trained:
@@ -94,7 +94,7 @@ class Program:
         return values[self.output], saved
 
     def _apply(self, step: ProgramStep, params: Mapping[str, Tensor], values: dict[int, Tensor], count: int) -> Saved:
-        """One step on the values; what its way back asks for, where there is one."""
+        """Apply one step to the values; returns what its backward pass needs, None if it has none."""
         given = self._given(step, params, count)
         values[step.output], saved = step.op.forward(given, *(values[i] for i in step.inputs))
         for i in self._last_uses[step.output]:
@@ -102,7 +102,7 @@ class Program:
         return saved if step.output in self.differentiated else None
 
     def _given(self, step: ProgramStep, params: Mapping[str, Tensor], count: int) -> list[Tensor]:
-        """The step's parameters, [n, …] each; what is frozen is one tensor that all clients see."""
+        """The step's parameters, [n, …] each; a frozen parameter is one tensor, expanded to all clients."""
         return [
             params[name] if name in params else self.frozen[name].expand(count, *self.frozen[name].shape)
             for name in step.params
@@ -117,7 +117,7 @@ class Program:
         start: Objective,
         take: Callable[[str, Gradient], None],
     ) -> None:
-        """Hands every parameter's gradient to `take` as soon as it is known; from then on this step reads the parameter no more."""
+        """Pass every parameter's gradient to `take` as soon as it is complete; this step does not read the parameter afterwards."""
         outputs, saved = self.forward(params, fixed)
         gradients = {self.output: start(outputs, targets, weights).to(outputs.dtype)}
         for step in reversed(self.active):
@@ -137,9 +137,9 @@ class Program:
 
 
 def objective(loss: losses.Loss, synthetic: Synthetic | None = None) -> Objective:
-    """(outputs [n, …, s], targets [n, s, …], weights [n, s]) → Σ weight·loss differentiated in the outputs, in float32.
+    """A function (outputs [n, …, s], targets [n, s, …], weights [n, s]) → gradient of Σ weight·loss in the outputs, in float32.
 
-    A loss of the caller's own is recorded on synthetic values where these are given.
+    A custom loss is recorded on synthetic values if `synthetic` is given.
     """
     by_hand: dict[losses.Loss, Objective] = {
         losses.cross_entropy: _cross_entropy,
@@ -183,14 +183,14 @@ def _binary_cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor) -> 
 
 
 def _placed(targets: Tensor, outputs: Tensor) -> Tensor:
-    """Targets [n, s, …] as the outputs lie, [n, …, s]; one number per example may have a dimension of its own or none."""
+    """Targets [n, s, …] in the layout of the outputs, [n, …, s]; single numbers may have a dimension of size 1 or none."""
     if outputs.dim() == 2:
         return targets.reshape(outputs.shape)
     return targets.reshape(len(targets), targets.shape[1], outputs.shape[1]).transpose(1, 2)
 
 
 def _differentiated(loss: losses.Loss, synthetic: Synthetic | None = None) -> Objective:
-    """Any loss: each client's own batch goes through it, so that a loss that looks across examples stays right too."""
+    """The objective of any loss. It gets each client's batch separately, so a loss that mixes a batch's examples is correct too."""
 
     def total(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         return (loss(outputs, targets) * weights).sum()

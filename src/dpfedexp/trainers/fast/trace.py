@@ -1,4 +1,4 @@
-"""From an nn.Module to a `Program`, where every layer that it calls has a rule: the operations of a fast program in its place."""
+"""Translation of an nn.Module into a `Program`, if there is a rule for every layer that it calls."""
 
 import copy
 import inspect
@@ -19,13 +19,13 @@ from dpfedexp.trainers.fast.program import Program, ProgramStep
 
 Emitted = Sequence[tuple[Op, Sequence[str]]]
 Rule = Callable[[Any], Emitted]
-"""From a layer to the operations that it is, each with the names of the layer's parameters that it uses."""
+"""From a layer to its operations, each with the names of the layer's parameters that it uses."""
 
 RULES: dict[type[nn.Module], Rule] = {}
 
 
 def register(kind: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Give a layer type a rule; a subclass is another type, because it may compute something else."""
+    """Register the rule of a layer type; it does not cover subclasses, which may compute something else."""
 
     def keep(rule: Rule) -> Rule:
         RULES[kind] = rule
@@ -78,7 +78,7 @@ FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
     **dict.fromkeys((F.sigmoid, torch.sigmoid, "sigmoid"), torch.sigmoid),
     **{function: function for function in (F.silu, F.gelu)},
 }
-"""Activations that a module calls without a layer, as functions or as methods of its values."""
+"""Activations that a module calls without a layer, as functions or as tensor methods."""
 for _kind, _apply in ((nn.ReLU, torch.relu), (nn.Tanh, torch.tanh), (nn.Sigmoid, torch.sigmoid), (nn.SiLU, F.silu)):
     RULES[_kind] = lambda layer, op=Function(_apply): [(op, ())]  # type: ignore[misc]
 RULES |= {
@@ -109,18 +109,18 @@ def _pool(layer: nn.MaxPool2d | nn.AvgPool2d) -> Emitted:
 
 
 def _pool_size(layer: nn.MaxPool2d) -> Pair | None:
-    """The windows of a max-pool that do not overlap, None for any others."""
+    """The window of a max-pool whose windows do not overlap, None for any other max-pool."""
     size = _pair(layer.kernel_size)
     plain = layer.stride in (None, layer.kernel_size, size) and _pair(layer.padding) == (0, 0) and not layer.ceil_mode
     return size if plain and _pair(layer.dilation) == (1, 1) and not layer.return_indices else None
 
 
 def compile_module(model: nn.Module, trainable: Sequence[str]) -> Program:
-    """The program of a module, or `Unsupported` with the reason."""
+    """Translate a module into a program; raises `Unsupported` with the reason if that is not possible."""
     for name, module in model.named_modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
         refuse(any(hooks), f"hooks on layer {name!r}")
-    # Tracing leaves traces on a module: on one of its own, which holds the same parameters and buffers.
+    # Tracing modifies a module, so it is done on a copy that shares the parameters and buffers.
     held: dict[int, Any] = {id(part): part for part in (*model.parameters(), *model.buffers())}
     traced = copy.deepcopy(model, held)
     try:
@@ -202,7 +202,7 @@ class _Translation:
         return value
 
     def _sequence(self, node: fx.Node, name: str, layer: Any) -> int:
-        """Attention and what is made of it, in which only a constant mask may come beside the sequence."""
+        """Translate attention or an encoder; besides the sequence it may get only a constant mask."""
         given = inspect.signature(type(layer).forward).bind(layer, *node.args, **node.kwargs)
         given.apply_defaults()
         asked = given.arguments
@@ -269,7 +269,7 @@ class _Translation:
         return self.emit(ops.Dropout(p, self.calls, channels), (value, KEYS))
 
     def _pool_behind(self, node: fx.Node) -> tuple[list[fx.Node], Pair] | None:
-        """The chain [ReLU …, MaxPool2d] that alone reads this convolution: both orders of ReLU and max give the same."""
+        """The chain [ReLU …, MaxPool2d] that alone reads this convolution, since ReLU and max commute; None if there is none."""
         chain: list[fx.Node] = []
         at = node
         while len(at.users) == 1:
@@ -326,7 +326,7 @@ class _Translation:
         self.values[node] = self.emit(op, (self._value(args[0]),), names)
 
     def _plain(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Op | None:
-        """What a call without parameters does to its first argument; None where no rule knows."""
+        """The operation of a call without parameters on its first argument; None if there is no rule."""
         more = args[1:]
         if target in FUNCTIONS:
             refuse(bool(more) or bool(kwargs.get("inplace")), "an in-place activation")
@@ -348,7 +348,7 @@ class _Translation:
         return None
 
     def _names(self, *given: Any) -> tuple[str, ...]:
-        """The names of parameters that are an argument of a function; None is no argument."""
+        """The names of parameters that are arguments of a function; None is skipped."""
         names = [str(part.target) for part in given if isinstance(part, fx.Node) and part.op == "get_attr"]
         refuse(len(names) != sum(part is not None for part in given), "a function of computed weights")
         return tuple(names)
@@ -373,7 +373,7 @@ class _Translation:
 
 
 def _bound(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """A function's arguments behind its input, None where there is none."""
+    """A function's arguments after its input, None for those that are not given."""
     given = dict(zip(names, args[1:], strict=False)) | kwargs
     return [given.get(name) for name in names]
 
@@ -383,13 +383,13 @@ def _numbers(given: Sequence[Any]) -> bool:
 
 
 _HARMLESS = (getattr, operator.getitem, "size", "dim")
-"""Calls without side effects, which are left out where their results are not used."""
+"""Calls without side effects, which are removed if their results are not used."""
 _ADDS = (operator.add, torch.add, "add")
 _SEQUENCES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
 def _as_bias(mask: Tensor) -> Tensor:
-    """A mask of attention as what is added to the scores; booleans say where not to look."""
+    """An attention mask as numbers to add to the scores; booleans are True where attention is forbidden."""
     refuse(mask.dim() != 2, "a mask of another shape than one sequence's")
     bias = mask.detach()
     if mask.dtype == torch.bool:
