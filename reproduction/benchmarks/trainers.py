@@ -50,7 +50,12 @@ PARTS: dict[str, tuple[str, tuple[str, ...], str, Any]] = {
     "dropout kernel": ("fast", ("pfl-cnn",), f"{FAST}.ops._has_kernels", lambda x: False),
     "pool in product": ("fast", ("cnn", "pfl-cnn"), f"{FAST}.trace._Translation._pool_behind", lambda *given: None),
     "steps in products": ("fast", ("pfl-cnn", "mlp-4096"), f"{FAST}.ops.Product.adds_to", lambda *given: False),
-    "matrix units": ("fused", ("cnn",), f"{FAST}.pooled_kernels.RoundedConvolveAndPool.suits", lambda *given: False),
+    "matrix units": (
+        "fused",
+        ("cnn",),
+        f"{FAST}.pooled_kernels.RoundedConvolveAndPool.is_supported",
+        lambda *given: False,
+    ),
 }
 """Parts of a trainer: whose, the workloads that ask for them, and what stands in their place."""
 

@@ -283,7 +283,7 @@ def node(
 
 
 def superexec(context: typer.Context) -> None:
-    """Run what starts an enforcing site's apps, as the apps' user. Options are those of flower-superexec.
+    """Start the apps of an enforcing site, as the apps' user. Options are those of flower-superexec.
 
     An app's token is on no command line, and neither this process nor an app can dump core.
     """

@@ -246,7 +246,7 @@ def report(
         typer.Argument(help="What `train`, `fit` or `demo` wrote, or a folder of runs.", show_default=False),
     ],
 ) -> None:
-    """Write FOLDER/report.html: figures, tables, privacy, configuration and commands in one file that loads nothing."""
+    """Write FOLDER/report.html: figures, tables, privacy, configuration and commands in one self-contained file."""
     from dpfedexp.report.page import report as write_report
 
     Console().print(f"Wrote [bold]{write_report(folder)}[/].", highlight=False, soft_wrap=True)

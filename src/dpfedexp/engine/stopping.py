@@ -106,7 +106,7 @@ class EarlyStopping:
             measured = [name for name in record if name.startswith("test_")]
             require(
                 not (measured and self.metric.startswith("test_")),
-                f"EarlyStopping watches {self.metric!r}, which is not measured.{nearest(self.metric, measured)}",
+                f"EarlyStopping monitors {self.metric!r}, which is not measured.{nearest(self.metric, measured)}",
             )
             return None
         value = record[self.metric]

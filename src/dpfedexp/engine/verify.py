@@ -221,10 +221,7 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
     checks.append(_check_released(run, ledger))
     claim = read_claim(run)
     if claim is None:
-        missing = (
-            f"{STATEMENT} does not exist, so the run claims nothing: it has not finished, or it was started from Python with "
-            "checkpoint= and not with out=, which writes it"
-        )
+        missing = f"{STATEMENT} does not exist, so the run claims nothing: it has not finished, or the file was removed"
         checks.append(Check("claim", False, missing, incomplete=True))
     else:
         if claim.stopping and not _rounds_charged(run, ledger):
