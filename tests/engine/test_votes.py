@@ -96,8 +96,8 @@ def test_an_empty_client_answers_too_and_a_cohort_of_nobody_has_votes_of_zero():
     ("ballots", "reason"),
     [
         (None, "'length' has no ballots"),
-        (lambda r, c, u: torch.zeros(len(c), 1), r"ballots have shape \(30, 1\)"),
-        (lambda r, c, u: torch.zeros(3, 2), r"ballots have shape \(3, 2\)"),
+        (lambda r, c, u: torch.zeros(len(c), 1), r"the votes have shape \(30, 1\)"),
+        (lambda r, c, u: torch.zeros(3, 2), r"the votes have shape \(3, 2\)"),
     ],
 )
 def test_votes_that_nobody_answers_are_one_sentence_and_cost_nothing(ballots, reason):

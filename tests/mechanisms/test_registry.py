@@ -176,7 +176,7 @@ def test_the_server_does_not_trust_the_clients_clipping(name):
 def test_a_mechanism_that_forgets_secure_noise_or_a_statistic_is_refused(monkeypatch):
     kind = mechanism_class("local-laplace")
     monkeypatch.setattr(kind, "bound", classmethod(lambda cls, spec: cls(0.5, D, 1.0)))
-    with pytest.raises(InputError, match="draws other noise"):
+    with pytest.raises(InputError, match="draws no secure noise"):
         bound("local-laplace", secure=True)
     with pytest.raises(InputError, match="numerator is 'free', which mechanism 'local-laplace' does not release"):
         replace(cdp_fedexp(clip=0.5, target_epsilon=6.0), mechanism="local-laplace")

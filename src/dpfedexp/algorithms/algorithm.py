@@ -158,7 +158,7 @@ class Algorithm:
         # A run that asks for secure noise must never get plain noise.
         require(
             not secure or mechanism.noise_kind == secure,
-            f"secure is {secure!r}, but mechanism {self.mechanism!r} draws other noise; its `bound` must use `spec.drawn`.",
+            f"secure is {secure!r}, but mechanism {self.mechanism!r} draws no secure noise; its `bound` must use `spec.drawn`.",
         )
         return mechanism
 

@@ -242,7 +242,7 @@ SHORT = 2**17
 
 
 def server_device(dimension: int, device: torch.device) -> torch.device:
-    """Return the device on which the server of a run on `device` keeps its vectors."""
+    """Return where the server keeps its vectors: on `device` for large models, else on the CPU."""
     return device if dimension > SHORT else torch.device("cpu")
 
 

@@ -240,7 +240,7 @@ def step_size_cases() -> dict[str, tuple[Algorithm, float]]:
 
 
 def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 600, clients: int = 12) -> list[Result]:
-    """Audit everything that a round publishes (model, η_g, clip), with a client at the clip and with one that has no update."""
+    """Audit everything that a round publishes (model, η_g, clip), from runs in which one client sends a clipped update or none."""
     algorithm, shift = step_size_cases()[name]
     values = torch.ones(clients)
     # Half of the clients exceed the clip in any case, so that an adaptive clip hardly moves.

@@ -59,7 +59,7 @@ class ClientMetrics:
 
     @staticmethod
     def parse(text: str) -> ClientMetrics:
-        """Parse the text of a configuration file: "10 classes", "binary", "numbers" or "loss"."""
+        """Make the metrics that the setting `evaluate` names: "10 classes", "binary", "numbers" or "loss"."""
         text = text.strip()
         many = re.fullmatch(r"(\d+) classes", text)
         if many is None and text in ("binary", "numbers", "loss"):

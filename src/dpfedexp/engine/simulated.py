@@ -160,7 +160,7 @@ class Simulation(Cohort):
             raise InputError(f"the vote {asked[0].name!r} has no ballots; pass ballots to the simulation.")
         values = self.ballots(request, clients, updates)
         right = (len(clients), len(asked))
-        require(tuple(values.shape) == right, f"ballots have shape {tuple(values.shape)}; they must have {right}.")
+        require(tuple(values.shape) == right, f"the votes have shape {tuple(values.shape)}; they must have {right}.")
         # Padding rows abstain.
         return pad(values.double(), (0, 0, 0, len(updates) - len(values)), value=math.nan)
 

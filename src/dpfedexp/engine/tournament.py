@@ -119,7 +119,7 @@ def compared(
         leader = leaders.setdefault(key, number)
         require(
             one.rate == 1.0 or automatic[number],
-            f"candidate {one.label!r} has a factor on the rate, which is not voted on; give local.",
+            f"candidate {one.label!r} multiplies a rate that is fixed; pass local=Sgd(lr=…) instead of rate.",
         )
         same = [n for n in range(number) if keys[n] == key and candidates[n].rate == one.rate]
         require(not same, f"candidates {candidates[(same or [0])[0]].label!r} and {one.label!r} are the same.")

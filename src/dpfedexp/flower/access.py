@@ -74,7 +74,7 @@ def read_keys(path: Path | str) -> list[bytes]:
 def read_nodes(path: Path | str) -> tuple[int, ...]:
     """The sorted node ids of a file of public keys. A line may also be the id of a node without a key."""
     ids = [int(line) if line.isdecimal() else node_id(_key(path, number, line)) for number, line in _lines(path)]
-    require(bool(ids), f"{str(path)!r} names no node; it has a public key on each line.")
+    require(bool(ids), f"{str(path)!r} names no node; write one public key on each line.")
     require(len(set(ids)) == len(ids), f"{str(path)!r} names a node twice.")
     return tuple(sorted(ids))
 

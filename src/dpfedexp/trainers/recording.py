@@ -47,7 +47,7 @@ def refusal(what: str, reason: Unrecordable) -> InputError:
     """The error for a program that a secure run can't record, with a remedy."""
     remedy = next(remedy for word, remedy in _REMEDIES.items() if word in f"{what} {reason}")
     return InputError(
-        f"{what} {reason}. A secure run records it on synthetic rows, so that no client's rows reach another client: {remedy}."
+        f"{what} {reason}. A secure run traces it on synthetic rows, so that no client's rows reach another client: {remedy}."
     )
 
 
