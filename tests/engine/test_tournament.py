@@ -213,7 +213,7 @@ def test_a_run_that_a_callback_stops_in_a_tournament_claims_what_it_had_planned(
         ([GOOD, 3], {}, "Candidate"),
         ([GOOD, GOOD], {}, "the same"),
         ([net(2)] * 2, {"local": Sgd(lr="auto", steps=3)}, "the same"),
-        ([Candidate(), Candidate(rate=3.0)], {}, "not voted on"),
+        ([Candidate(), Candidate(rate=3.0)], {}, "multiplies a rate that is fixed"),
         ([Candidate(rate=3.0), Candidate(rate=2.0)], {"local": Sgd(lr="auto", steps=3)}, "before them"),
         ([GOOD, BAD], {"algorithm": ldp_fedexp(clip=0.5, noise_multiplier=1.0)}, "local setting"),
         ([GOOD, BAD], {"algorithm": dp_scaffold(clip=0.5, noise_multiplier=1.0)}, "DP-SCAFFOLD"),
