@@ -113,7 +113,7 @@ MODELS = {
     "in a wrapper": (
         lambda: trained(nn.DataParallel(nn.Linear(3, 3))),
         "model is a DataParallel",
-        "give that, model.module",
+        "pass model.module",
     ),
     "without numbers": (lambda: trained(nn.Linear(3, 3, device="meta")), "'meta'", "build it on the CPU"),
     "one output": (lambda: trained(nn.Linear(3, 1)), "one output for each label", "choose loss='bce'"),
