@@ -146,11 +146,15 @@ def match_shapes(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, T
     outputs = output_tensor(outputs)
     if outputs.shape != targets.shape:
         if not same_but_singletons(outputs, targets):
-            classes = targets.ndim == 1 and targets.is_floating_point()
+            classes = targets.is_floating_point() and targets.shape[1:].numel() == 1
             raise InputError(
                 f"{name} needs one output for every target: the model returns {shape(outputs)} and the targets are "
                 f"{shape(targets)}; give the last layer as many outputs as an example has targets"
-                + (", or, if the targets are classes, make them whole numbers (int64)." if classes else ".")
+                + (
+                    ", or, if the targets are classes, make them whole numbers, one for each row (int64)."
+                    if classes
+                    else "."
+                )
             )
         outputs = outputs.reshape(targets.shape)
     return outputs, targets if targets.is_floating_point() else targets.to(outputs.dtype)

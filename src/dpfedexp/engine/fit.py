@@ -36,7 +36,9 @@ LOCAL_STEPS = 10
 MOST_EXAMPLES = 512
 
 
+_CHOSEN = "nothing: fit chooses it; to choose it yourself use train(model, clients, algorithm, local=Sgd(…), rounds=…)"
 FIT_HINTS = {
+    **dict.fromkeys(("lr", "steps", "epochs", "batch_size", "clip", "algorithm", "noise_multiplier"), _CHOSEN),
     "target_epsilon": "epsilon=8.0",
     "local": "train(…, local=Sgd(lr='auto', steps=5)), which takes it",
     "adjacency": "train(…, algorithm=cdp_fedexp(…, adjacency='add-remove')), which takes it",

@@ -101,14 +101,22 @@ def run_app(
     # TOML writes strings, numbers and booleans as JSON does.
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
     read = {} if logs is None else {path: path.stat().st_size for path in logs.glob("supernode*.log")}
-    run = _stream([program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder)
+    before = _status_text(folder)
+    try:
+        run = _stream([program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder)
+    except KeyboardInterrupt:
+        print(
+            f"\nThe run goes on without this log: see `dpfedexp flower status {folder}`. `flwr stop` with the run's id ends it.",
+            file=sys.stderr,
+        )
+        raise
     if run is None:
         print("The run was not started.", file=sys.stderr)
         return 2
-    status, told = _end(folder, connection, run, environment)
+    status, told = _end(folder, connection, run, environment, fresh=_status_text(folder) != before)
     if status != "completed":
         _show_failures(read)
-    where = f"{told['round']} of {told['rounds']} rounds, epsilon {told['epsilon']}" if told else "no status here"
+    where = f"{told['round']} of {told['rounds']} rounds, epsilon {told['epsilon']:.4g}" if told else "no status here"
     print(f"Run {run} {status}: {where}. {told.get('reason', '')}".rstrip(), flush=True)
     if told:
         print(f"Its files are in {folder}.", flush=True)
@@ -236,11 +244,22 @@ def _end_when_killed(process: subprocess.Popen[str], folder: Path, over: threadi
                 return
 
 
-def _end(folder: Path, connection: str, run: str, environment: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """The status of a run at its end, and the content of its `status.json`; empty if that is not on this machine."""
+def _status_text(folder: Path) -> bytes:
+    return (folder / STATUS).read_bytes() if (folder / STATUS).exists() else b""
+
+
+def _end(
+    folder: Path, connection: str, run: str, environment: Mapping[str, str], *, fresh: bool
+) -> tuple[str, dict[str, Any]]:
+    """The status of a run at its end, and the content of its `status.json`; empty if that is not on this machine.
+
+    Args:
+        fresh: whether this run wrote `status.json`; else it is of an earlier attempt.
+    """
     told = read_status(folder) if (folder / STATUS).exists() else {}
     flowers = _flowers_status(connection, run, environment)
-    if told and not (flowers.endswith("failed") and told["status"] == "completed"):
+    failed = flowers.endswith("failed")
+    if told and not (failed and (told["status"] == "completed" or not fresh)):
         return str(told["status"]), told
     if told:  # from an earlier run in this folder, or from before the app itself failed
         told = {**told, "reason": "See the log above."}

@@ -284,6 +284,7 @@ class DpFedExp(Strategy):
 
         how = {"command": "flwr run", "purpose": "in federation.folder, or resume with federation.resume = true"}
         files = RunFolder(self.folder, resume=self.resume, data="a Flower federation", **how)
+        files.how_to_resume = "resume with `dpfedexp flower run --resume`"
         options = RunnerOptions(
             files,
             last=load(self.folder),
