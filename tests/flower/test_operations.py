@@ -418,8 +418,13 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
 
     monkeypatch.setattr("dpfedexp.flower.app.program", str)
     monkeypatch.setattr(subprocess, "run", slow)
-    assert _end(tmp_path / "run", "up", "7", {})[0] == "completed"
-    assert _end(tmp_path / "elsewhere", "up", "7", {}) == ("failed", {})
+    assert _end(tmp_path / "run", "up", "7", {}, fresh=True)[0] == "completed"
+    assert _end(tmp_path / "elsewhere", "up", "7", {}, fresh=True) == ("failed", {})
+    monkeypatch.setattr("dpfedexp.flower.app._flowers_status", lambda *given: "finished:failed")
+    status, told = _end(tmp_path / "run", "up", "7", {}, fresh=False)
+    assert (status, told["reason"]) == ("failed", "See the log above."), (
+        "the status of an earlier run is not this one's"
+    )
 
 
 def test_a_resume_in_a_folder_that_does_not_exist_is_refused_before_anything_is_started(tmp_path, monkeypatch):
