@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import sys
 import warnings
@@ -330,7 +331,8 @@ def round_progress(engine: Engine, rounds: int, *, enabled: bool) -> Iterator[Ca
     The bar of a secure run shows no durations, which depend on the clients' data.
     """
     # Without a bar, `rich` need not be installed.
-    if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
+    notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
+    if not enabled or not (sys.stdout.isatty() or notebook):
         yield lambda record: None
         return
     from rich import progress
