@@ -10,8 +10,6 @@ from flwr.app import RecordDict
 
 from dpfedexp.accounting import Sampling
 from dpfedexp.algorithms import cdp_fedexp
-from dpfedexp.algorithms.probe import bind
-from dpfedexp.algorithms.round import Full
 from dpfedexp.core.sums import Vote, VoteSpec, within_clip_vote
 from dpfedexp.flower.client import AnnouncedLimits
 from dpfedexp.flower.guard import Refused
@@ -58,7 +56,8 @@ def test_a_run_that_announced_its_epsilon_may_ask_for_votes_within_it_and_for_no
     config |= {"federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
     announced = AnnouncedLimits.of_run(config, 20)
     votes = (VoteSpec("length", 0.0, 4.0), VoteSpec("unsaid", 0.0, 10.0))
-    mechanism, *_ = bind(cdp_fedexp(clip="adaptive", target_epsilon=8.0), None, 20, 6, Full(), 3, True, votes)
+    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
+    mechanism = algorithm.bind(20, 6, Sampling(), 3, True, votes=votes)
     announced.check(NodeRequest(1, "nonce", mechanism, Sampling(), rounds=3))
     more = replace(mechanism, votes=(*mechanism.votes, Vote("one more", noise=mechanism.votes[0].noise)))
     with pytest.raises(Refused, match="above the"):

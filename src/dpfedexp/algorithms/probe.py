@@ -190,7 +190,6 @@ def bind(
     participation: Participation,
     rounds: int,
     secure: Secure,
-    votes: tuple[VoteSpec, ...] = (),
     extras: Extras = Extras(),
 ) -> tuple[Mechanism, Probe | None, Mechanism | None]:
     """Build the mechanisms of a run: of its rounds, of the votes on an automatic rate, and of the evaluation by clients.
@@ -201,7 +200,7 @@ def bind(
     sampling, cohort = participation.sampling(population), participation.expected(population)
     extras = with_scale_votes(extras, algorithm, local, dimension, cohort, sampling, rounds, secure)
     asks, one_time = extra_releases(algorithm, local, rounds, sampling, extras)
-    mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=(*asks, *votes), one_time=one_time)
+    mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=asks, one_time=one_time)
     measured = evaluation_mechanism(mechanism, rounds, sampling, extras.evaluations) if extras.evaluations else None
     if not asks:
         return mechanism, None, measured

@@ -42,8 +42,8 @@ def select(
     """Write the run with the best score to `OUT/best` and the result with its cost to `OUT/selection.txt`; return that text.
 
     Formal guarantee: everything in OUT is (ε, δ)-differentially private with the ε of `selection_epsilon`, if the scores follow
-    from the releases of the runs and public data alone, and if nobody saw the private folder or how long the selection took. A run
-    that fails has the worst score. A run that was charged more than planned, as after a crash, counts with its actual charges.
+    from the releases of the runs and public data alone, and if the private folder and the duration of the selection stay secret. A
+    run that fails has the worst score. A run that was charged more than planned, as after a crash, counts with its actual charges.
 
     `repeats` is the mean number of runs, `metric` one of the server's test set (None: the usual one), `command` for the report.
     """
