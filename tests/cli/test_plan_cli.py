@@ -111,5 +111,5 @@ def test_a_dead_run_says_so_before_during_and_at_the_end_and_its_page_does(tmp_p
     told = [json.loads(line) for line in (out / "advice.jsonl").read_text().splitlines()]
     assert [one["code"] for one in told] == ["no-signal", "drowned", "dead"]
     page = report(out).read_text()
-    assert "<b>✗ This run failed.</b> Nothing shows that this run learned anything: " in page
+    assert "<b>✗ This model is not usable.</b> Nothing shows that this run learned anything: " in page
     assert "The noise hides the signal" in page
