@@ -172,7 +172,7 @@ def test_a_run_whose_numbers_were_lost_looks_failed(tmp_path, undrawn):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"round": 7, "test_accuracy": null, "eta_g": 1.0, "epsilon_total": 7.0}\n')
     text, _ = check(report(folder))
-    assert "This run is of no use." in text
+    assert "This model is not usable." in text
     assert "test accuracy is not a finite number" in text
     assert "<td>not finite</td>" in text
     assert "run (failed)" in check(report(tmp_path / "sweep"))[0]
