@@ -11,9 +11,7 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 from events_by_hand import central
 
-from dpfedexp.accounting import GaussianEvent, Query, Sampling, compose, gdp, pld
-from dpfedexp.accounting.pld import number_of_runs, selection_epsilon
-from dpfedexp.errors import InputError
+from dpfedexp.accounting import GaussianEvent, Query, Sampling, compose, pld
 
 REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
@@ -211,43 +209,3 @@ def test_renyi_of_rounds_that_nothing_amplifies_is_that_of_the_gaussian(item):
     assert pld._rdp_one_round(pld.GaussianRound.of(item)) == pytest.approx(
         np.array(pld._ORDERS) * mu**2 / 2.0, rel=1e-6
     )
-
-
-def rdp_bound(mu, delta, runs):
-    """Papernot and Steinke 2022, theorem 2 with η = 1 and γ = 1/runs, on a fine grid of orders; a μ-GDP run has ε(λ) = λμ²/2."""
-    orders = [1 + 2 ** (k / 16) for k in range(-80, 160)]
-    extra = min(2 * (1 - 1 / o) * (o * mu**2 / 2) + 2 * math.log(runs) / o for o in orders)
-    return min(
-        o * mu**2 / 2 + extra + math.log(runs) / (o - 1) + math.log1p(-1 / o) - math.log(delta * o) / (o - 1)
-        for o in orders
-    )
-
-
-@pytest.mark.parametrize("runs", [2.0, 10.0, 100.0])
-@pytest.mark.parametrize("epsilon", [1.0, 8.0])
-def test_the_figure_is_that_of_the_theorem(epsilon, runs):
-    mu = gdp.mu(epsilon, 1e-5)
-    figure = selection_epsilon(mu, 1e-5, runs)
-    assert figure == pytest.approx(rdp_bound(mu, 1e-5, runs), rel=0.03)
-    assert epsilon < figure < gdp.epsilon(mu * math.sqrt(10), 1e-5), "more than one run, less than many"
-
-
-def test_the_number_of_runs_is_geometric():
-    draws = [number_of_runs(4.0, (k + 0.5) / 20_000) for k in range(20_000)]
-    assert min(draws) == 1
-    assert sum(draws) / len(draws) == pytest.approx(4.0, rel=0.01)
-    assert sum(draw == 1 for draw in draws) / len(draws) == pytest.approx(0.25, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("mu", "delta", "runs", "sentence"),
-    [
-        (0.0, 1e-5, 2.0, "mu is 0.0"),
-        (1.0, 0.0, 2.0, "delta is 0.0"),
-        (1.0, 1.0, 2.0, "delta is 1.0"),
-        (1.0, 1e-5, 1.0, "the mean number of runs must be above 1"),
-    ],
-)
-def test_wrong_numbers_of_a_selection_are_refused(mu, delta, runs, sentence):
-    with pytest.raises(InputError, match=sentence):
-        selection_epsilon(mu, delta, runs)

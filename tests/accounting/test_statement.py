@@ -34,7 +34,6 @@ CASES = {
     "local": statement([(local(0.7), 50)], algorithm="LDP-FedEXP"),
     "privunit": statement([(exact_event(2.0, 2.0, 2.0), 50)], algorithm="LDP-FedEXP"),
     "privunit, paper's gamma": statement([(PAPERS_GAMMA, 50)], algorithm="LDP-FedEXP"),
-    "privunit, shuffled": statement([(exact_event(0.3, 0.3, 0.3), 50)], clients=100_000, delta=1e-7),
     "add-remove, fixed size": statement([(central(5.0, rate=0.1, kind="fixed", adjacency="add-remove"), 50)]),
     "large delta": statement([(central(5.0), 50)], clients=40, delta=0.05),
     "local, few report": statement([(local(0.7), 50)], reporting=800),

@@ -88,7 +88,7 @@ def test_epsilon_of_privunit_has_its_nominal_and_its_exact_figure():
     assert (exact["nominal_epsilon_round"], papers["nominal_epsilon_round"]) == (6.0, 6.0)
     assert papers["epsilon_round"] == pytest.approx(5.586, abs=1e-3)
     assert papers["epsilon_total"] == pytest.approx(269.1535, abs=1e-3)
-    assert "shuffling" in papers["no_models_only"]
+    assert "Gaussian noise" in papers["no_models_only"]
 
 
 def test_noise_costs_its_target_per_round_or_in_total():

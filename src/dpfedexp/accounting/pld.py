@@ -25,12 +25,10 @@ import numpy as np
 
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.events import Adjacency, GaussianEvent
-from dpfedexp.errors import checked, is_number, require
 
 PLD = "PLD (dp-accounting, pessimistic)"
 RDP = "RDP (dp-accounting)"
 UNAMPLIFIED = "Gaussian (GDP), no amplification claimed"
-SELECTION = "Rényi divergences of a random number of runs (Papernot and Steinke 2022)"
 
 _ORDERS = (*range(2, 64), 80, 96, 128, 192, 256)
 _GRID_PER_SD = 512
@@ -198,43 +196,3 @@ def _round_up(value: float) -> float:
         return value
     rounded = float(f"{value:.11e}")
     return rounded if rounded >= value else float(f"{value * (1.0 + 1e-11):.11e}")
-
-
-@checked
-def selection_epsilon(mu: float, delta: float, runs: float) -> float:
-    """Compute ε of private selection: a secret, random number of runs of which only the best is shown (Papernot and Steinke 2022).
-
-    Formal guarantee: the result is an upper bound on ε at `delta`, by Rényi differential privacy, of the best of K runs, each
-    μ-GDP, where K is geometric with mean `runs`, only the best run is ever seen, and scores are computed from releases and public
-    data alone. It may exceed the ε that another accountant gives for a single run at the same δ.
-
-    Args:
-        mu: μ of one run: √T times the μ of a round (`Guarantee.mu`).
-        delta: δ of the returned ε.
-        runs: the mean number of runs, above 1.
-    """
-    require(is_number(mu) and 0 < mu < math.inf, f"mu is {mu!r}; it must be a positive number.")
-    require(is_number(delta) and 0 < delta < 1, f"delta is {delta!r}; it must be above 0 and below 1.")
-    _check_runs(runs)
-    from dp_accounting.dp_event import GaussianDpEvent, RepeatAndSelectDpEvent
-    from dp_accounting.rdp import RdpAccountant
-
-    accountant = RdpAccountant()
-    accountant.compose(RepeatAndSelectDpEvent(GaussianDpEvent(1.0 / mu), mean=runs, shape=1.0))
-    epsilon = float(accountant.get_epsilon(delta))
-    require(
-        math.isfinite(epsilon),
-        f"mu is {mu:g}, which is no privacy that a selection could keep; give the runs more noise.",
-    )
-    return epsilon
-
-
-@checked
-def number_of_runs(runs: float, uniform: float) -> int:
-    """Return K, geometric on 1, 2, … with mean `runs`, from the secret number `uniform` in [0, 1)."""
-    _check_runs(runs)
-    return 1 + int(math.log1p(-uniform) / math.log1p(-1.0 / runs))
-
-
-def _check_runs(runs: float) -> None:
-    require(is_number(runs) and 1 < runs < math.inf, f"runs is {runs!r}; the mean number of runs must be above 1.")

@@ -9,11 +9,11 @@ import json
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Literal
 
-from dpfedexp.accounting import gdp, pld
+from dpfedexp.accounting import gdp
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
 from dpfedexp.accounting.events import EVALUATION, Event, GaussianEvent, NoiseBy
 from dpfedexp.accounting.views import EventCounts, View, models_only, other_adjacency, round_delta, view
@@ -28,8 +28,6 @@ METRICS = "anything measured on the clients' data without noise, such as a train
 Source = Literal["private", "public", "test", "unknown"]
 """The data behind a decision to stop a run early: values released with noise, public data, the server's own test data, or data
 that the run does not know."""
-OTHER_TUNING = "choosing anything by trying it on the same clients outside of this selection"
-NOT_SECRET = "anyone who saw one of the other runs, their number, or how long the selection took"
 OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
 
 
@@ -53,8 +51,6 @@ class PrivacyStatement:
         stopping: why the run ended early (`Source`, or "hand" for an interrupt); empty if it was not stopped.
         noise_cohort: see `from_charges`; None if the guarantee is for the clients of this run.
         stand_ins: see `from_charges`.
-        selection_runs: see `from_charges`; None without a selection. With one, all figures are for the whole selection.
-        selection_mu: see `from_charges`.
     """
 
     algorithm: str
@@ -91,8 +87,6 @@ class PrivacyStatement:
     noise_by: NoiseBy = ""
     noise_cohort: int | None = None
     stand_ins: float | None = None
-    selection_runs: float | None = None
-    selection_mu: float | None = None
 
     @staticmethod
     @checked
@@ -110,8 +104,6 @@ class PrivacyStatement:
         stopping: Source | Literal["hand", ""] = "",
         noise_cohort: int | None = None,
         stand_ins: float | None = None,
-        selection_runs: float | None = None,
-        selection_mu: float | None = None,
     ) -> PrivacyStatement:
         """Make the statement for a list of charges.
 
@@ -130,8 +122,6 @@ class PrivacyStatement:
             stopping: the data behind the decision to stop early; empty if the run was not stopped.
             noise_cohort: the number of clients per round of the larger deployment that the run simulates.
             stand_ins: the number of clients per round with which the run simulates that deployment.
-            selection_runs: the mean of the secret, geometric number of runs from which this run was selected as the best.
-            selection_mu: μ of the most expensive of those runs.
         """
         made = [(event, n) for event, n in charges if n]
         plan = None if planned is None else [(event, n) for event, n in planned if n]
@@ -146,7 +136,7 @@ class PrivacyStatement:
         gaussian = [event for event, _ in charges if isinstance(event, GaussianEvent)]
         # If only the helper adds noise in one of the rounds, the statement is that of the helper alone.
         sides: tuple[NoiseBy, ...] = ("helper", "both", "")
-        statement = PrivacyStatement(
+        return PrivacyStatement(
             algorithm=algorithm,
             private=math.isfinite(total.epsilon),
             setting=total.setting,
@@ -181,44 +171,6 @@ class PrivacyStatement:
             planned_rounds=None if plan is None else _rounds(plan),
             planned_epsilon_total=None if plan is None else compose(plan, delta).epsilon,
         )
-        if selection_runs is None or selection_mu is None:
-            return statement
-        return statement.of_selection(total, selection_runs, selection_mu)
-
-    def of_selection(self, total: Guarantee, runs: float, mu: float) -> PrivacyStatement:
-        """Return the statement of a private selection that shows this run; `total` is the guarantee of the run alone.
-
-        The selection depends on all rounds of the run, so the ε of a single round is the ε of the whole selection.
-        """
-        require(
-            total.mu is not None,
-            f"the run was charged by {total.accountant!r}; a selection has a figure for Gaussian noise without sampling only.",
-        )
-        mu = max(mu, total.mu or 0.0)
-        epsilon = pld.selection_epsilon(mu, self.delta, runs)
-        advantage = membership_advantage(replace(total, epsilon=epsilon, mu=None))
-        return replace(
-            self,
-            epsilon_round=epsilon,
-            epsilon_total=epsilon,
-            delta_round=self.delta,
-            accountant=pld.SELECTION,
-            exact=False,
-            membership_advantage=advantage,
-            attack_success=0.5 * (1.0 + advantage),
-            strength=strength(epsilon),
-            pure_epsilon_total=None,
-            other_adjacency=None,
-            no_other_adjacency="the selection was accounted under one adjacency",
-            models_only=None,
-            no_models_only="",
-            nominal_epsilon_round=None,
-            planned_rounds=None,
-            planned_epsilon_total=None,
-            not_covered=(OTHER_TUNING, NOT_SECRET, *(item for item in self.not_covered if item != TUNING)),
-            selection_runs=runs,
-            selection_mu=mu,
-        )
 
     @property
     def shown(self) -> dict[str, str]:
@@ -243,8 +195,6 @@ class PrivacyStatement:
                 figures[f"{name}_epsilon_total"] = figure(seen.epsilon_total)
         if self.noise_cohort is not None and self.stand_ins is not None:
             figures |= {"noise_cohort": f"{self.noise_cohort}", "stand_ins": f"{self.stand_ins:g}"}
-        if self.selection_runs is not None:
-            figures["selection_runs"] = f"{self.selection_runs:g}"
         if self.reporting is not None:
             figures["reporting"] = f"{self.reporting}"
         if self.large_delta:
@@ -405,13 +355,6 @@ def _scope(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
             f"in a round. This run simulated it with {n['stand_ins']} clients in a round and the noise of {n['noise_cohort']}. It "
             "promises nothing to the clients whose data it used."
         )
-    if "selection_runs" in n:
-        yield (
-            f"What was selected: this run is the best of a secret number of runs, {n['selection_runs']} on average, whose settings "
-            "were drawn at random. All the figures are those of the whole selection, the choice included. They hold if nothing was "
-            "seen of the other runs, not even how many there were, and if the score came from what each run released and from data "
-            "that are not the clients'."
-        )
     yield "Who is protected: every client, with all of its data at once, not only single records."
     text = _AGAINST[s.setting]
     yield f"{text.format(**_TWO_PARTY[s.noise_by])} {_COLLUSION}" if s.setting == "two-party" else text
@@ -530,11 +473,9 @@ def _cells(s: PrivacyStatement | View, n: dict[str, str], prefix: str) -> tuple[
 def _total(s: PrivacyStatement, n: dict[str, str]) -> str:
     sentences = [
         f"The total, which is what counts, is {'exactly' if s.exact else 'at most'} epsilon = {n['epsilon_total']} "
-        f"at delta = {n['delta']} (figures are rounded up)."
+        f"at delta = {n['delta']} (figures are rounded up).",
+        f"One round alone has epsilon = {n['epsilon_round']}{', with no delta' if s.delta_round == 0.0 else ''}.",
     ]
-    if s.selection_runs is None:
-        alone = ", with no delta." if s.delta_round == 0.0 else "."
-        sentences.append(f"One round alone has epsilon = {n['epsilon_round']}{alone}")
     if s.pure_epsilon_total is not None and n["pure_epsilon_total"] != n["epsilon_total"]:
         sentences.append(f"With no delta at all the total is epsilon = {n['pure_epsilon_total']}.")
     if s.planned_rounds is not None and s.planned_rounds != s.rounds and not s.stopping:
@@ -597,12 +538,9 @@ def _percent(value: float) -> str:
 
 def caveats(s: PrivacyStatement) -> list[str]:
     """Return the sentences that must accompany a bare ε; empty if ε is for this run and its own clients."""
-    n = s.shown
-    sentences = {
-        "noise_cohort": "the promise of a larger deployment with {} clients in a round, and none to the clients of this run",
-        "selection_runs": "the epsilon of the whole selection, of which this is the best of {} runs on average",
-    }
-    return [sentence.format(n[name]) for name, sentence in sentences.items() if name in n]
+    cohort = s.noise_cohort
+    larger = f"the promise of a larger deployment with {cohort} clients in a round, and none to the clients of this run"
+    return [] if cohort is None else [larger]
 
 
 def summary(s: PrivacyStatement) -> str:

@@ -7,7 +7,6 @@ import typer
 
 from dpfedexp.cli.options import DataOption, SetOption
 from dpfedexp.cli.train import command_line
-from dpfedexp.errors import require
 
 
 def sweep(
@@ -29,19 +28,11 @@ def sweep(
         str | None,
         typer.Option(metavar="METRIC", help="Rank by this metric of the server's own test set.", show_default=False),
     ] = None,
-    repeats: Annotated[
-        float | None,
-        typer.Option(
-            help="Private selection: a secret number of runs with this mean, of which only the best is kept.",
-            show_default=False,
-        ),
-    ] = None,
 ) -> None:
     """Train with many settings, and report results and the total ε. An interrupted sweep continues with the same command.
 
     Every run is a folder of OUT, as `dpfedexp train` leaves it.
     """
-    from dpfedexp.cli import selection
     from dpfedexp.cli.trials import Sweep, run_trials, section, trials
     from dpfedexp.report.document import wide
     from dpfedexp.report.page import report
@@ -52,13 +43,6 @@ def sweep(
     first.check()
     delta = first.algorithm.delta if first.algorithm.delta is not None else 1e-5
     console = wide()
-    if repeats is not None:
-        require(len(planned) > 1, "--repeats is given without --grid; there is nothing to select from.")
-        text = selection.select(plan, planned, repeats, select, delta, command_line())
-        console.print(text, highlight=False, soft_wrap=True)
-        return
-    begun = (out / selection.BEGUN).exists()
-    require(not begun, f"the folder {str(out)!r} holds a private selection; name another one for the sweep with --out.")
     failed = run_trials(plan, planned)
     made = section(plan, planned, failed, select, delta, command_line())
     made.save(out)

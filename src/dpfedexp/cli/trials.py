@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from dpfedexp.accounting import Event, Ledger, NonPrivateEvent, compose
-from dpfedexp.accounting.pld import selection_epsilon
 from dpfedexp.config import Settings, load
 from dpfedexp.engine.outlets import CHECKPOINT, ERROR, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, recorded
 from dpfedexp.engine.plot import Chart, Panel, Series, name_of
@@ -142,22 +141,15 @@ def run_trials(plan: Sweep, trials: Sequence[Trial]) -> dict[Trial, str]:
         raise InputError(f"the folder {str(plan.out)!r} can't be written: {error.strerror}.") from None
     missing = [trial for trial in trials if not plan.is_finished(trial)]
     times = bool(recorded("terminal", {"elapsed": None}, secure=secure))
-    with JobProgress("sweep", [1.0] * len(missing), times=times) as progress:
-        return make_runs(plan, missing, min(plan.jobs or cores(), max(len(trials), 1)), progress.advance)
-
-
-def make_runs(
-    plan: Sweep, trials: Sequence[Trial], jobs: int, advance: Callable[[float], None] = lambda cost: None
-) -> dict[Trial, str]:
-    """Make runs in parallel, and call `advance` after each; returns the failed runs with their reasons."""
+    jobs = min(plan.jobs or cores(), len(trials))
     failures: dict[Trial, str] = {}
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(_train, plan, trial, max(1, cores() // jobs)): trial for trial in trials}
+    with JobProgress("sweep", [1.0] * len(missing), times=times) as progress, ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(_train, plan, trial, max(1, cores() // jobs)): trial for trial in missing}
         try:
             for future in as_completed(futures):
                 if problem := future.result():
                     failures[futures[future]] = problem
-                advance(1.0)
+                progress.advance(1.0)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -189,8 +181,6 @@ class Price:
         one: ε of the most expensive run alone.
         together: ε of all runs.
         settings: ε of trying every combination of settings once: the most expensive run of each.
-        selected: ε of private selection, with as many runs on average as there are combinations; None if it is not defined, with
-            the reason in `why`.
         noise_cohort: clients per round of the larger deployment that the guarantee is for; None if it is for the runs' own clients.
     """
 
@@ -199,8 +189,6 @@ class Price:
     one: float
     together: float
     settings: float
-    selected: float | None
-    why: str
     adjacency: str
     noise_cohort: int | None
 
@@ -216,41 +204,30 @@ class Price:
             f"{self.runs} runs cost ε = {self.together:.3f} together, those that failed or were stopped included, and one run "
             f"of every setting ε = {self.settings:.3f}: picking the best of them has cost all of it.",
             *([] if self.noise_cohort is None else [larger]),
-            f"Private selection has no figure here: {self.why}"
-            if self.selected is None
-            else "Private selection (--select and --repeats) shows only the best of a secret number of runs, as many on "
-            f"average, and costs ε = {self.selected:.3f} in all.",
         ]
 
 
-def ledgers_below(folder: Path) -> dict[Path, Ledger]:
-    """Return the ledger of every run below a folder, failed runs included; raise `InputError` for a missing or damaged ledger."""
-    runs = {path.parent for name in (LEDGER, *TRACES) for path in folder.rglob(name)}
+def price_below(folder: Path, labels: Mapping[Path, str], delta: float) -> Price:
+    """Compute the cost of all runs below a folder, failed runs included, composed from all of their ledgers.
+
+    `labels` maps the folders of the runs of this grid to their settings; any other run is labeled by its path.
+    """
+    found = {path.parent for name in (LEDGER, *TRACES) for path in folder.rglob(name)}
     try:
-        return {run: Ledger.open(run / LEDGER, read_only=True) for run in sorted(runs)}
+        ledgers = {run: Ledger.open(run / LEDGER, read_only=True) for run in sorted(found)}
     except LedgerError as error:
         raise InputError(
             f"what the sweep spent is not known: {error} Restore that ledger, or name a new folder."
         ) from None
-
-
-def price_below(folder: Path, labels: Mapping[Path, str], delta: float) -> Price:
-    """Compute the cost of all runs below a folder, composed from all of their ledgers.
-
-    `labels` maps the folders of the runs of this grid to their settings; any other run is labeled by its path.
-    """
-    ledgers = {run: ledger for run, ledger in ledgers_below(folder).items() if len(ledger)}
-    contexts = {(one.header.get("noise_cohort"), one.header.get("selection_runs")) for one in ledgers.values()}
+    charged = {run: ledger for run, ledger in ledgers.items() if len(ledger)}
+    cohorts = {ledger.header.get("noise_cohort") for ledger in charged.values()} or {None}
     require(
-        len(contexts) < 2,
-        "some runs below the folder promise something to other clients than the others (a noise_cohort, or a private "
-        "selection), so that no figure covers all of them; make a sweep of each in a folder of its own.",
+        len(cohorts) < 2,
+        "some runs below the folder promise something to other clients than the others (a noise_cohort), so that no figure "
+        "covers all of them; make a sweep of each in a folder of its own.",
     )
-    ((cohort, selected),) = contexts or {(None, None)}
-    best_of = "the runs below the folder are the best of private selections, whose costs are in their statements."
-    require(selected is None, best_of)
-    runs = [(labels.get(run, str(run.relative_to(folder))), ledger.charges()) for run, ledger in ledgers.items()]
-    return price(runs, delta, cohort)
+    runs = [(labels.get(run, str(run.relative_to(folder))), ledger.charges()) for run, ledger in charged.items()]
+    return price(runs, delta, cohorts.pop())
 
 
 def price(runs: Sequence[tuple[str, Charges]], delta: float, noise_cohort: int | None = None) -> Price:
@@ -263,14 +240,9 @@ def price(runs: Sequence[tuple[str, Charges]], delta: float, noise_cohort: int |
     dearest: dict[str, Charges] = {}
     for (label, charges), _ in sorted(zip(runs, costs, strict=True), key=lambda pair: pair[1].epsilon):
         dearest[label] = charges
-    selected, why = None, "it needs rounds of Gaussian noise in which all clients take part."
-    if together.mu is not None:
-        why = "there is nothing to select from." if len(dearest) < 2 else ""
-    if not why:
-        selected = selection_epsilon(max(cost.mu or 0.0 for cost in costs), delta, float(len(dearest)))
     settings = compose([charge for one in dearest.values() for charge in one], delta).epsilon
     most = max(cost.epsilon for cost in costs)
-    return Price(len(runs), delta, most, together.epsilon, settings, selected, why, together.adjacency, noise_cohort)
+    return Price(len(runs), delta, most, together.epsilon, settings, together.adjacency, noise_cohort)
 
 
 def higher_is_better(metric: str) -> bool:
@@ -332,7 +304,8 @@ def section(
         name="sweep",
         title=f"{len(groups)} settings, {len(runs)} runs",
         text=[
-            runs[0].title(promise=False),
+            # A sweep may compare several algorithms.
+            *filter(None, dict.fromkeys(run.title(promise=False) for run in runs)),
             *paid,
             f"Best first by {name_of(metric)} after the last round; mean ± standard deviation, {seeds} seeds.",
         ],

@@ -71,8 +71,8 @@ ROUND = _fields(
 )
 OUTLETS: Mapping[str, Fields] = {
     LEDGER: _fields(
-        public="format version config algorithm clients delta simulated noise_cohort stand_ins selection_runs selection_mu round "
-        "no_other_adjacency evaluation votes",
+        public="format version config algorithm clients delta simulated noise_cohort stand_ins round no_other_adjacency "
+        "evaluation votes",
         # The event describes the mechanism; the radius of an adaptive clip was released in the round before.
         released="event seal",
         accounting="run seq noise previous hash",
@@ -97,10 +97,8 @@ OUTLETS: Mapping[str, Fields] = {
     ADVICE: _fields(released="level code sentence"),
     # A traceback may hold anything.
     ERROR: _fields(nonprivate="text"),
-    # Sweeps and selections compute these from the files of their runs.
+    # A sweep computes it from the files of its runs.
     "sweep.json": _fields(released="*"),
-    "selection.json": _fields(public="*"),
-    "selection.txt": _fields(released="*"),
     # Drawn from the files above, by `dpfedexp report`.
     **dict.fromkeys((REPORT, "*.svg", "*.png", "*.pdf"), _fields(released="*")),
     # `reason` is the message of the server's error.
@@ -111,7 +109,6 @@ OUTLETS: Mapping[str, Fields] = {
 }
 CLOCKS: Mapping[str, str] = {
     "audit.*": "audits measure mechanisms on synthetic clients",
-    "cli.selection": "the one date that all files of the folder get",
     "cli.train": "the default name of a folder has the time at which the run was started",
     "engine.open_run": "the one date that all files of the folder get",
     "engine.ranks": "watches the other ranks",

@@ -44,12 +44,10 @@ _OPTIONAL_FACTS = (
     "votes",
     "noise_cohort",
     "stand_ins",
-    "selection_runs",
-    "selection_mu",
 )
 _VIEWS = ("other_adjacency", "models_only")
-CONTEXT = ("noise_cohort", "stand_ins", "selection_runs", "selection_mu")
-"""Optional fields of a ledger's header that change what its charges promise: a larger deployment, or a selection of runs."""
+CONTEXT = ("noise_cohort", "stand_ins")
+"""Optional fields of a ledger's header that change what its charges promise: those of a larger deployment."""
 
 
 @dataclass(frozen=True)
@@ -175,13 +173,9 @@ def _announced(run: Path, ledger: Ledger, own: str | None, name: str) -> Any:
 
 
 def _context(header: dict[str, Any]) -> dict[str, Any]:
-    """The fields `CONTEXT` of a header: the larger deployment and the selection, where the header has them."""
-
-    def known(name: str) -> bool:
-        return type(header.get(name)) in ((int,) if name == "noise_cohort" else (int, float))
-
-    pairs = [pair for pair in (CONTEXT[:2], CONTEXT[2:]) if all(map(known, pair))]
-    return {name: header[name] for pair in pairs for name in pair}
+    """The fields `CONTEXT` of a header, if it has both of them."""
+    known = type(header.get("noise_cohort")) is int and type(header.get("stand_ins")) in (int, float)
+    return {name: header[name] for name in CONTEXT} if known else {}
 
 
 def open_ledger(run: Path) -> Ledger:

@@ -113,7 +113,6 @@ def _promise(statement: dict[str, Any] | None, history: list[dict[str, Any]]) ->
     notes = [
         *([f"of all {plan} planned rounds"] if isinstance(plan, int) else []),
         *(["the promise of a larger deployment, none to these clients"] if statement.get("noise_cohort") else []),
-        *(["of the whole selection"] if statement.get("selection_runs") else []),
     ]
     return f"ε = {spent:.3f}{at}" + (f" ({'; '.join(notes)})" if notes else "")
 
