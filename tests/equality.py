@@ -34,7 +34,7 @@ import torch
 from torch import nn
 
 import dpfedexp as dp
-from dpfedexp.accounting import guarantee
+from dpfedexp.accounting import compose
 from dpfedexp.algorithms.algorithm import with_aggregation
 from tests.arguments import arguments
 
@@ -65,7 +65,6 @@ def commands(count: int, draw: random.Random) -> Found:
         line += (
             f" --clients {draw.choice([10, 1000, 100000])}" if what == "epsilon" else f" -e {draw.uniform(0.2, 20):.4g}"
         )
-        line += f" --per {draw.choice(['total', 'round'])}" if what == "noise" else ""
         line += f" --rounds {draw.randint(1, 300)}" if what != "rounds" else ""
         if mechanism == "privunit":
             line += "".join(f" --epsilon{i} {draw.uniform(0.2, 4):.4g}" for i in range(3))
@@ -98,7 +97,7 @@ def events(count: int, draw: random.Random) -> Found:
         key = f"{name}({given}), {who}, secure={secure}, rounds={rounds}, d={d}"
         try:
             event = getattr(dp, name)(**given).event(d, who.expected(2000), who.sampling(2000), rounds, secure)
-            found[key] = asdict(guarantee(event, rounds, given["delta"]))
+            found[key] = asdict(compose([(event, rounds)], given["delta"]))
         except dp.InputError as error:
             found[key] = str(error)
     return found

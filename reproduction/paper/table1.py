@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from dpfedexp.accounting import GaussianEvent, compose, guarantee
+from dpfedexp.accounting import GaussianEvent, compose
 from dpfedexp.accounting.events import Event, central_gaussian, local_gaussian, privunit
+from dpfedexp.accounting.views import view
 from dpfedexp.report.document import Claim, Section, Table
 
 if TYPE_CHECKING:
@@ -84,19 +85,19 @@ def _cdp_rows(setting: str, dimension: int, printed: float | None) -> list[Row]:
 
 
 def _row(setting: str, algorithm: str, printed: float | None, event: Event, note: str) -> Row:
-    cost = guarantee(event, ROUNDS, DELTA)
+    total = compose([(event, ROUNDS)], DELTA)
     return Row(
         setting=setting,
         algorithm=algorithm,
         printed=printed,
-        epsilon_round=cost.epsilon_round,
+        epsilon_round=view([(event, ROUNDS)], DELTA).epsilon_round,
         epsilon_49=compose([(event, ROUNDS - 1)], DELTA).epsilon,
-        epsilon_total=cost.epsilon_total,
-        pure_total=cost.pure_epsilon_total,
+        epsilon_total=total.epsilon,
+        pure_total=total.pure_epsilon,
         delta=DELTA,
-        adjacency=cost.adjacency,
-        accountant=cost.accountant,
-        exact=cost.exact,
+        adjacency=total.adjacency,
+        accountant=total.accountant,
+        exact=total.exact,
         note=note,
     )
 

@@ -8,22 +8,24 @@ import numpy as np
 import pytest
 from events_by_hand import central, local
 
-from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, gdp, guarantee
+from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, gdp
 from dpfedexp.accounting.compose import GAUSSIAN, GAUSSIAN_BOUND, NOT_PRIVATE
 from dpfedexp.accounting.events import privunit as exact_event
+from dpfedexp.accounting.views import round_delta, view
 from dpfedexp.errors import InputError
 
 
 def test_full_participation_has_an_exact_figure_per_round_and_in_total():
-    cost = guarantee(central(5.0), 50, 1e-5)
-    assert cost.epsilon_total == pytest.approx(15.4562, abs=5e-5)
-    assert cost.epsilon_round == pytest.approx(gdp.epsilon(0.4, 1e-5), rel=1e-12)
-    assert (cost.accountant, cost.adjacency, cost.setting, cost.rounds) == (GAUSSIAN, "replace-one", "central", 50)
-    assert cost.mu_total == pytest.approx(0.4 * math.sqrt(50))
-    of_local, of_report = (guarantee(event, 50, 1e-5) for event in (local(0.7), exact_event(2.0, 2.0, 2.0)))
-    assert (of_local.epsilon_round, of_local.epsilon_total) == pytest.approx((15.658, 289.34), abs=5e-3)
-    assert (of_report.epsilon_round, of_report.epsilon_total) == pytest.approx((6.0, 289.67), abs=5e-3)
-    assert (of_report.delta_round, of_report.pure_epsilon_total) == (0.0, pytest.approx(300.0, abs=1e-9))
+    total = compose([(central(5.0), 50)], 1e-5)
+    assert total.epsilon == pytest.approx(15.4562, abs=5e-5)
+    assert (total.accountant, total.adjacency, total.setting) == (GAUSSIAN, "replace-one", "central")
+    assert total.mu == pytest.approx(0.4 * math.sqrt(50))
+    report = exact_event(2.0, 2.0, 2.0)
+    central_one, local_one, report_one = (view([(event, 50)], 1e-5) for event in (central(5.0), local(0.7), report))
+    assert central_one.epsilon_round == pytest.approx(gdp.epsilon(0.4, 1e-5), rel=1e-12)
+    assert (local_one.epsilon_round, local_one.epsilon_total) == pytest.approx((15.658, 289.34), abs=5e-3)
+    assert (report_one.epsilon_round, report_one.epsilon_total) == pytest.approx((6.0, 289.67), abs=5e-3)
+    assert (round_delta([(report, 50)], 1e-5), compose([(report, 50)], 0.0).epsilon) == pytest.approx((0.0, 300.0))
 
 
 def test_joint_mu_is_what_is_charged_where_the_mechanism_proves_it():
@@ -97,7 +99,5 @@ def test_nothing_costs_nothing_and_one_non_private_round_everything():
 def test_bad_input_is_a_sentence():
     with pytest.raises(InputError, match=r"delta is 1\.5"):
         compose([(central(5.0), 1)], 1.5)
-    with pytest.raises(InputError, match="rounds is 0"):
-        guarantee(central(5.0), 0, 1e-5)
     with pytest.raises(InputError, match="number of rounds is -1"):
         compose([(central(5.0), -1)], 1e-5)

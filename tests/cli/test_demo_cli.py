@@ -10,7 +10,7 @@ from dpfedexp.cli import app, demo
 TINY = {"data": {"clients": 60, "dimension": 5}, "run": {"rounds": 4}}
 
 
-def test_demo_ends_with_its_report_and_its_summary(tmp_path, monkeypatch):
+def test_demo_ends_with_its_report(tmp_path, monkeypatch):
     full, run_all = demo.settings, processes.run_jobs
 
     def tiny(*names):
@@ -25,10 +25,10 @@ def test_demo_ends_with_its_report_and_its_summary(tmp_path, monkeypatch):
     assert done.exit_code == 0
     assert done.output.rstrip().endswith("report.html")
     assert "Seen: with central DP" in done.output
-    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
-    assert len(summary) == 12
-    assert set(summary[0]) == {"setting", "algorithm", "seed", "final_distance", "epsilon_total", "epsilon_round"}
-    cost = {(line["setting"], line["algorithm"]): line["epsilon_total"] for line in summary}
-    assert cost["cdp", "fedexp"] == cost["cdp", "fedavg"]
+    rows = json.loads((tmp_path / "demo" / "demo.json").read_text())["tables"][0]["rows"]
+    assert len(rows) == 6
+    cost = {(place, name): spent for place, name, _, *spent in rows}
+    for place in ("central DP", "local DP (Gaussian)"):
+        assert cost[place, "DP-FedEXP"] == cost[place, "DP-FedAvg"], "the demo says: at exactly the same ε"
     assert "DP-FedEXP" in (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert (tmp_path / "demo" / "distance.pdf").is_file()

@@ -91,14 +91,12 @@ def test_epsilon_of_privunit_has_its_nominal_and_its_exact_figure():
     assert "Gaussian noise" in papers["no_models_only"]
 
 
-def test_noise_costs_its_target_per_round_or_in_total():
+def test_noise_costs_its_target():
     central = call_json("noise", "--epsilon", 8, "--rounds", 50)
     assert central["noise_multiplier"] == pytest.approx(8.48852, abs=1e-5)
     assert central["epsilon_total"] == pytest.approx(8.0, rel=1e-6)
-    per_round = call_json(
-        "noise", "--epsilon", 15.6581, "--mechanism", "local-gaussian", "--rounds", 50, "--per", "round"
-    )
-    assert per_round["noise_multiplier"] == pytest.approx(0.7, abs=1e-5)
+    one = call_json("noise", "--epsilon", 15.6581, "--mechanism", "local-gaussian")
+    assert one["noise_multiplier"] == pytest.approx(0.7, abs=1e-5)
     total = call_json("noise", "--epsilon", 289.3386, "--mechanism", "local-gaussian", "--rounds", 50)
     assert total["noise_multiplier"] == pytest.approx(0.7, abs=1e-5)
     report = call_json("noise", "--epsilon", 289.67057, "--mechanism", "privunit", "--rounds", 50)

@@ -213,7 +213,7 @@ def test_the_budget_stops_the_run_before_the_round_that_exceeds_it(tmp_path):
     limit = probe.history[-1]["epsilon_total"] * (1 + 1e-9)
     stopped, result = start(tmp_path / "run", CDP, rounds=5, budget=limit)
     assert stopped.run.stopped is not None
-    assert "2 rounds have spent" in stopped.run.stopped
+    assert "is spent, and round" in stopped.run.stopped
     assert sorted(result.train_metrics_clientapp) == [1, 2]
     assert charges(tmp_path / "run") == 2
 

@@ -1,7 +1,7 @@
 """Composition, calibration and the ledger. The accountant sees of a mechanism only the events that it charges."""
 
 from dpfedexp.accounting.calibrate import affordable_rounds, calibrate_noise, calibrate_privunit, epsilon, noise, rounds
-from dpfedexp.accounting.compose import Guarantee, PrivacyCost, compose, guarantee
+from dpfedexp.accounting.compose import Guarantee, compose
 from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, PureEvent, Query, Sampling
 from dpfedexp.accounting.gdp import joint_mu
 from dpfedexp.accounting.ledger import Budget, Ledger, LedgerEntry
@@ -16,7 +16,6 @@ __all__ = [
     "LedgerEntry",
     "NonPrivateEvent",
     "PrivUnitEvent",
-    "PrivacyCost",
     "PrivacyStatement",
     "PureEvent",
     "Query",
@@ -26,7 +25,6 @@ __all__ = [
     "calibrate_privunit",
     "compose",
     "epsilon",
-    "guarantee",
     "joint_mu",
     "noise",
     "rounds",

@@ -44,25 +44,6 @@ class Guarantee:
 
 
 @checked
-@dataclass(frozen=True)
-class PrivacyCost:
-    """The ε of a number of equal rounds: of one round, and of all rounds together. `delta` and `exact` are for the total. The ε of
-    one Gaussian round is given at the same δ; that of a report which is ε-DP by itself is given at `delta_round` = 0."""
-
-    epsilon_round: float
-    epsilon_total: float
-    delta: float
-    adjacency: Adjacency
-    setting: Setting
-    accountant: str
-    rounds: int
-    delta_round: float
-    mu_total: float | None = None
-    pure_epsilon_total: float | None = None
-    exact: bool = False
-
-
-@checked
 def compose(charges: Charges, delta: float) -> Guarantee:
     """Compose charges into one guarantee at δ. Kinds of events may be mixed; settings and adjacencies may not."""
     require(0.0 <= delta < 1.0, f"delta is {delta}; it must be at least 0 and below 1.")
@@ -72,17 +53,6 @@ def compose(charges: Charges, delta: float) -> Guarantee:
         if count:
             counts[event] += count
     return _compose(tuple(counts.items()), float(delta))
-
-
-@checked
-def guarantee(event: Event, rounds: int, delta: float) -> PrivacyCost:
-    """Compute the privacy cost of `rounds` rounds of the same event, per round and in total."""
-    require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more.")
-    total = compose([(event, rounds)], delta)
-    delta_round = 0.0 if event.family == "report" else delta
-    one = compose([(event, 1)], delta_round).epsilon
-    named, further = (total.adjacency, total.setting, total.accountant), (total.mu, total.pure_epsilon, total.exact)
-    return PrivacyCost(one, total.epsilon, delta, *named, rounds, delta_round, *further)
 
 
 @lru_cache(maxsize=65536)

@@ -275,21 +275,9 @@ class Ledger:
                 evaluation = event.question == EVALUATION
                 which = f"the evaluation after {which}" if evaluation else f"the vote on the {event.question}"
             raise BudgetExceeded(
-                f"the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}; {self._counted_charges()} spent "
-                f"{spent:.4f}, and {which} would make it {after:.4f}. It was not started."
+                f"the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}; {spent:.4f} is spent, and {which} would "
+                f"make it {after:.4f}. It was not started."
             )
-
-    def _counted_charges(self) -> str:
-        """Return the number of charges of each kind in words, such as '2 votes, 3 rounds and 1 evaluation have'."""
-        questions = [entry.event.question for entry in self._entries]
-        kinds = {
-            "vote": sum(name not in ("", EVALUATION) for name in questions),
-            "round": questions.count(""),
-            "evaluation": questions.count(EVALUATION),
-        }
-        parts = [f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds.items() if count] or ["0 rounds"]
-        listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
-        return f"{listed} {'has' if len(self) == 1 else 'have'}"
 
     def close(self) -> None:
         while self.witnesses:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,25 +37,14 @@ ALGORITHMS: dict[Key, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class DemoRun:
-    """A finished run: the distance to the optimum by evaluated round, and the privacy statement."""
-
-    distances: dict[int, float]
-    privacy: PrivacyStatement
-
-    @property
-    def final_distance(self) -> float:
-        value = [*self.distances.values()][-1]
-        return value if math.isfinite(value) else math.inf
-
-
-Runs = dict[Key, list[DemoRun]]
+Distances = dict[int, float]
+"""The distance to the optimum by evaluated round."""
+Runs = dict[Key, list[tuple[Distances, "PrivacyStatement"]]]
 """(setting, algorithm) → one run per seed."""
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the summary, the figure and the report.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the results, the figure and the report.")] = Path("demo"),
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
 ) -> None:
     """Compare DP-FedEXP with DP-FedAvg and DP-SCAFFOLD on the paper's synthetic problem."""
@@ -79,22 +67,7 @@ def demo(
     setup, *seen = section.text
     replace(section, text=[setup]).show(console)
     console.print(*seen, highlight=False)
-    summary = out / "summary.json"
-    lines = [
-        {
-            "setting": setting,
-            "algorithm": algorithm,
-            "seed": seed,
-            "final_distance": run.final_distance,
-            "epsilon_total": run.privacy.epsilon_total,
-            "epsilon_round": run.privacy.epsilon_round,
-        }
-        for (setting, algorithm), group in runs.items()
-        for seed, run in enumerate(group)
-    ]
-    summary.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
-    written = [summary, *section.save(out)]
-    console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)
+    console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in section.save(out)), highlight=False)
     console.print(f"Report: [bold]{report(out)}[/]", highlight=False)
 
 
@@ -113,34 +86,33 @@ def settings(setting: str, algorithm: str) -> Settings:
     )
 
 
-def train(settings: Settings) -> DemoRun:
+def train(settings: Settings) -> tuple[Distances, PrivacyStatement]:
     """Run a whole simulation on the CPU."""
     from dpfedexp.cli.train import execute
     from dpfedexp.engine.advice import silence
 
     on_cpu = settings.model_copy(update={"run": settings.run.model_copy(update={"device": "cpu"})})
     done = execute(on_cpu, None, progress=False, on_advice=silence)
-    return DemoRun(
-        {record["round"]: record["distance"] for record in done.history if "distance" in record}, done.privacy
-    )
+    return {record["round"]: record["distance"] for record in done.history if "distance" in record}, done.privacy
+
+
+def _ends(group: list[tuple[Distances, PrivacyStatement]]) -> list[float]:
+    """Return the last distance of each run; infinite if the run diverged."""
+    last = [[*distances.values()][-1] for distances, _ in group]
+    return [value if math.isfinite(value) else math.inf for value in last]
 
 
 def _sentence(runs: Runs) -> str:
-    """Return a sentence with the results of FedEXP against FedAvg."""
+    """Return a sentence with the results of FedEXP against FedAvg, which have the same noise and so the same ε."""
     parts = []
     for setting, place in (("cdp", "central"), ("ldp-gaussian", "local")):
-        ours, theirs = ([run.final_distance for run in runs[setting, name]] for name in ("fedexp", "fedavg"))
+        ours, theirs = (_ends(runs[setting, name]) for name in ("fedexp", "fedavg"))
         closer = sum(a < b for a, b in zip(ours, theirs, strict=True))
         parts.append(
             f"with {place} DP FedEXP ends at {sum(ours) / sum(theirs):.2f} times FedAvg's distance "
             f"(closer in {closer} of {len(ours)} seeds)"
         )
-    same = all(
-        abs(runs[setting, "fedexp"][0].privacy.epsilon_total - runs[setting, "fedavg"][0].privacy.epsilon_total) < 1e-9
-        for setting in PLACES
-    )
-    tail = "at exactly the same ε, and with nothing to tune on the server." if same else "at the ε in the table."
-    return f"Seen: {'; '.join(parts)}; {tail}"
+    return f"Seen: {'; '.join(parts)}; at exactly the same ε, and with nothing to tune on the server."
 
 
 def _section(planned: dict[Key, Settings], runs: Runs, command: str) -> Section:
@@ -148,15 +120,17 @@ def _section(planned: dict[Key, Settings], runs: Runs, command: str) -> Section:
 
     rows = []
     for (setting, algorithm), group in runs.items():
-        ends = [run.final_distance for run in group]
+        ends, (_, privacy) = _ends(group), group[0]
         sd = stdev(ends) if len(ends) > 1 and all(map(math.isfinite, ends)) else 0.0
-        spent = (f"{epsilon:.2f}" for epsilon in (group[0].privacy.epsilon_round, group[0].privacy.epsilon_total))
+        spent = (f"{epsilon:.2f}" for epsilon in (privacy.epsilon_round, privacy.epsilon_total))
         rows.append([PLACES[setting], NAMES[algorithm], f"{fmean(ends):.2f} ± {sd:.2f}", *spent])
     distance = "distance to the optimum"
     panels = []
     for setting, title in PLACES.items():
-        groups = {name: [run.distances for run in runs[setting, algorithm]] for algorithm, name in NAMES.items()}
-        lines = [replace(band(name, groups[name]), color=algorithm) for algorithm, name in NAMES.items()]
+        lines = [
+            replace(band(name, [distances for distances, _ in runs[setting, algorithm]]), color=algorithm)
+            for algorithm, name in NAMES.items()
+        ]
         panels.append(Panel(title, "round", distance, lines, log_y=True))
     caption = "Mean over seeds, band of one standard deviation."
     names = {key: f"{PLACES[key[0]]}, {NAMES[key[1]]}" for key in planned}
@@ -179,5 +153,5 @@ def _section(planned: dict[Key, Settings], runs: Runs, command: str) -> Section:
         charts=[Chart("distance", "Distance to the optimum over rounds", caption, panels)],
         command=command,
         configuration={names[key]: given.to_toml() for key, given in planned.items()},
-        privacy={names[key]: group[0].privacy.text for key, group in runs.items()},
+        privacy={names[key]: group[0][1].text for key, group in runs.items()},
     )

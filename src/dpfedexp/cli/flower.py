@@ -13,15 +13,12 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.access import check_file, check_folder, forbid_core_dumps
-
-if TYPE_CHECKING:
-    from dpfedexp.flower.local_deployment import Deployment
 
 app = typer.Typer(
     help="A real federation on Flower: an app to start from, and a deployment to try it on.", no_args_is_help=True
@@ -108,11 +105,7 @@ def up(
             help="A guard file with limits; every node enforces its own copy, next to it.", show_default=False
         ),
     ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="For keys and logs [default: .up in the app's folder].", show_default=False)
-    ] = None,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Show the logs, and stop at Ctrl-C.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="With --foreground: show no logs.")] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay until Ctrl-C.")] = False,
 ) -> None:
     """Start a server and one node for each file in data/, on this machine, with TLS and a key for every node."""
     from dpfedexp.flower.app import app_hash
@@ -124,10 +117,15 @@ def up(
     if guard is not None:
         require(guard.is_file(), f"guard is {str(guard)!r}, which is not a file.")
         config["dpfedexp-guard"] = str(guard.resolve())
-    place = (app / FOLDER if folder is None else folder).resolve()
+    place = (app / FOLDER).resolve()
+    where = "" if app == Path(".") else f" {shlex.quote(str(app))}"
+    explanation = (
+        f"\nA server and {len(rows)} nodes are up, with TLS and a key for every node. Logs: {place}/*.log\n\n"
+        f"  dpfedexp flower run{where}     to train\n  dpfedexp flower down{where}    to stop them\n"
+    )
     if not foreground:
         _start_in_background(place)
-        _explain(len(rows), place, app, own=folder is None)
+        print(explanation)
         return
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -142,19 +140,20 @@ def up(
         apps=[app_hash(app)] if guard is not None else [],
     )
     with running(deployment):
-        _explain(len(rows), place, app, own=folder is None)
-        _watch(deployment, show=not quiet)
+        print(explanation, flush=True)
+        while (ended := deployment.failed()) is None:
+            time.sleep(0.5)
+        raise InputError(ended)
 
 
 @app.command()
 def down(
     app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path("."),
-    folder: Annotated[Path | None, typer.Option(help="As given to `up`.", show_default=False)] = None,
 ) -> None:
     """Stop what `dpfedexp flower up` started."""
     from dpfedexp.flower.local_deployment import FOLDER, stop_running
 
-    found = stop_running((app / FOLDER if folder is None else folder).resolve())
+    found = stop_running((app / FOLDER).resolve())
     print("Stopped." if found else "No nodes are up here.")
 
 
@@ -188,7 +187,7 @@ def _start_in_background(folder: Path) -> None:
     for old in folder.glob("*.log"):
         old.unlink()
     with open(folder / "up.log", "wb") as log:
-        command = [sys.executable, "-m", "dpfedexp", *sys.argv[1:], "--foreground", "--quiet"]
+        command = [sys.executable, "-m", "dpfedexp", *sys.argv[1:], "--foreground"]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -196,34 +195,6 @@ def _start_in_background(folder: Path) -> None:
         if process.poll() is not None:
             raise InputError(f"the nodes did not start:\n{(folder / 'up.log').read_text(encoding='utf-8')}")
         time.sleep(0.2)
-
-
-def _explain(nodes: int, folder: Path, app: Path, *, own: bool) -> None:
-    print(f"\nA server and {nodes} nodes are up, with TLS and a key for every node. Logs: {folder}/*.log\n")
-    if own:
-        where = "" if app == Path(".") else f" {shlex.quote(str(app))}"
-        print(f"  dpfedexp flower run{where}     to train\n  dpfedexp flower down{where}    to stop them\n", flush=True)
-    else:
-        print(
-            f"  FLWR_HOME={shlex.quote(str(folder / 'flwr-home'))} dpfedexp flower run {shlex.quote(str(app))} up",
-            flush=True,
-        )
-        print(f"  dpfedexp flower down --folder {shlex.quote(str(folder))}\n", flush=True)
-
-
-def _watch(deployment: Deployment, *, show: bool) -> None:
-    """Wait until a process ends or the user stops; with `show`, print the logs with the name of the process before each line."""
-    read: dict[Path, int] = {}
-    while (ended := deployment.failed()) is None:
-        for name in deployment.logs if show else ():
-            path = deployment.folder / f"{name}.log"
-            with path.open(encoding="utf-8", errors="replace") as log:
-                log.seek(read.get(path, 0))
-                for line in log:
-                    print(f"{name:>11} | {line.rstrip()}", flush=True)
-                read[path] = log.tell()
-        time.sleep(0.5)
-    raise InputError(ended)
 
 
 guard_app = typer.Typer(help="A site's own limits and what was spent under them.", no_args_is_help=True)
@@ -388,20 +359,17 @@ def show(
 
 @app.command()
 def metrics(
-    run: Annotated[list[Path] | None, typer.Option(help="The folder of a run.", show_default=False)] = None,
-    guard: Annotated[
-        list[Path] | None, typer.Option(help="A guard file, or a helper's file.", show_default=False)
-    ] = None,
+    run: Annotated[Path | None, typer.Option(help="The folder of a run.", show_default=False)] = None,
+    guard: Annotated[Path | None, typer.Option(help="A guard file, or a helper's file.", show_default=False)] = None,
     listen: Annotated[str, typer.Option(help="Where Prometheus asks: an IP address and a port.")] = "127.0.0.1:9464",
 ) -> None:
     """Serve /metrics for Prometheus and /healthz, from the files of a run or of a site."""
     from dpfedexp.flower.access import parse_address
     from dpfedexp.flower.monitor import guard_metrics, metrics_server, run_metrics
 
-    sources = [partial(run_metrics, folder) for folder in run or []] + [partial(guard_metrics, f) for f in guard or []]
-    if len(sources) != 1:
-        raise InputError("name one --run or one --guard; several need a process each.")
+    sources = [partial(read, path) for read, path in ((run_metrics, run), (guard_metrics, guard)) if path is not None]
+    require(len(sources) == 1, "name one --run or one --guard; several need a process each.")
     host, port = parse_address(listen, "listen")
-    with metrics_server(list(sources), host, port) as server:
+    with metrics_server(sources, host, port) as server:
         print(f"http://{listen}/metrics and http://{listen}/healthz", flush=True)
         server.serve_forever()

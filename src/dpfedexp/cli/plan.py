@@ -34,7 +34,6 @@ def plan(
     ] = None,
     clients: Annotated[int | None, typer.Option("--clients", "-M", help="The public number of clients.")] = None,
     parameters: Annotated[int | None, typer.Option("--parameters", "-d", help="Parameters of the model.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="A model by name, instead of --parameters.")] = None,
     delta: Annotated[float | None, typer.Option("--delta", help="δ; by default the smaller of 1e-5 and 0.1/M.")] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", "-e", help="ε of a row; may be repeated; by default 1 2 4 8 16.")
@@ -56,16 +55,17 @@ def plan(
 
     chosen: Plan | None = None
     if file is not None:
-        others = (clients, parameters, model, delta)
-        require(all(one is None for one in others), "a file is given with --clients, --parameters, --model or --delta.")
+        others = (clients, parameters, delta)
+        require(all(one is None for one in others), "a file is given with --clients, --parameters or --delta.")
         chosen = _of_file(file)
         population, dimension, at = chosen.population, chosen.dimension, chosen.algorithm.delta
         kind = chosen.algorithm.mechanism
     else:
-        if clients is None:
-            raise InputError("--clients is missing; give the public number of clients, or a run's TOML file.")
-        require(clients >= 1, f"--clients is {clients}; it must be 1 or more.")
-        population, dimension, kind = clients, _dimension(parameters, model), mechanism
+        for name, value in (("--clients", clients), ("--parameters", parameters)):
+            require(value is None or value >= 1, f"{name} is {value}; it must be 1 or more.")
+        if clients is None or parameters is None:
+            raise InputError("pass --clients and --parameters, or a run's TOML file.")
+        population, dimension, kind = clients, parameters, mechanism
         at = default_delta(population) if delta is None else delta
         require(0 < at < 1, f"--delta is {at}; it must be between 0 and 1.")
     epsilons, counts = epsilon or EPSILONS, rounds or ROUNDS
@@ -105,17 +105,6 @@ def _of_file(path: Path) -> Plan:
     if noise_cohort is not None:
         participation = LargerCohort(participation, noise_cohort, noise_cohort)
     return Plan.of(algorithm, participation, population, dimension, settings.run.rounds, settings.run.secure)
-
-
-def _dimension(parameters: int | None, model: str | None) -> int:
-    if (parameters is None) == (model is None):
-        raise InputError("pass either --parameters (a number) or --model (a name).")
-    if parameters is not None:
-        require(parameters >= 1, f"--parameters is {parameters}; it must be 1 or more.")
-        return parameters
-    from dpfedexp.models import build
-
-    return sum(p.numel() for p in build(model or "", 0).parameters() if p.requires_grad)
 
 
 def _print(rows: Sequence[Plan], advised: Plan, delta: float, kind: str) -> None:

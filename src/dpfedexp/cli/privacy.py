@@ -138,29 +138,21 @@ def noise(
     target: TargetOption,
     rounds: RoundsOption = 1,
     delta: DeltaOption = 1e-5,
-    per: Annotated[
-        Literal["total", "round"], typer.Option(help="Whether the target is for all the rounds or for one.")
-    ] = "total",
     as_json: JsonOption = False,
 ) -> None:
     """Compute the noise for a target ε. For PrivUnit: ε₀, ε₁, ε₂ in the given proportions."""
     from dpfedexp.accounting import calibrate_noise, calibrate_privunit
 
-    over = rounds if per == "total" else 1
-    about: dict[str, Any] = {"mechanism": one.mechanism, "target_epsilon": target, "per": per}
+    about: dict[str, Any] = {"mechanism": one.mechanism, "target_epsilon": target}
+    goal: dict[str, Any] = {"target_epsilon": target, "delta": delta, "rounds": rounds}
+    z = None
     if MECHANISMS[one.mechanism].tunes == "epsilons":
-        at = delta if per == "total" else 0.0
-        total = calibrate_privunit(
-            lambda total: one.scaled(total).event(None), target_epsilon=target, delta=at, rounds=over
-        )
-        needed = one.scaled(total)
-        event = needed.event(None)
-        about |= {"noise_multiplier": None} | {f"epsilon{i}": getattr(needed, f"epsilon{i}") for i in range(3)}
+        one = one.scaled(calibrate_privunit(lambda total: one.scaled(total).event(None), **goal))
+        about |= {f"epsilon{i}": getattr(one, f"epsilon{i}") for i in range(3)}
     else:
-        z = calibrate_noise(one.event, target_epsilon=target, delta=delta, rounds=over)
-        event = one.event(z)
+        z = calibrate_noise(one.event, **goal)
         about |= {"noise_multiplier": z, "sampling_rate": one.sampling_rate}
-    _show_cost(event, rounds, delta, about, as_json)
+    _show_cost(one.event(z), rounds, delta, about, as_json)
 
 
 @app.command()
@@ -173,14 +165,14 @@ def rounds(
     as_json: JsonOption = False,
 ) -> None:
     """Compute how many rounds fit into a target ε."""
-    from dpfedexp.accounting import affordable_rounds, guarantee
+    from dpfedexp.accounting import affordable_rounds, compose
 
     event = one.event(noise_multiplier)
     affordable = affordable_rounds(event, target, delta)
     if affordable == 0:
         raise InputError(
-            f"epsilon is {target:g}, which is less than one round costs: {guarantee(event, 1, delta).epsilon_round:.4f}. Raise "
-            "epsilon or the noise."
+            f"epsilon is {target:g}, which is less than one round costs: {compose([(event, 1)], delta).epsilon:.4f}. Raise epsilon "
+            "or the noise."
         )
     about = {"mechanism": one.mechanism, "noise_multiplier": noise_multiplier, "target_epsilon": target}
     _show_cost(event, affordable, delta, about, as_json)
@@ -241,42 +233,39 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
 
 def _show_cost(event: Event, rounds: int, delta: float, about: dict[str, Any], as_json: bool) -> None:
     """Print the cost of `rounds` rounds of `event`, and of readers of the models if the number of clients is known."""
-    from dpfedexp.accounting import guarantee
+    from dpfedexp.accounting import PrivacyStatement
     from dpfedexp.accounting.statement import figure
-    from dpfedexp.accounting.views import models_only, other_adjacency
 
-    cost = guarantee(event, rounds, delta)
-    charges = [(event, rounds)]
-    other, no_other = other_adjacency(charges, delta)
-    clients = about.get("clients")
-    readers, no_readers = (None, "") if clients is None else models_only(charges, delta, clients, clients)
+    require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more.")
+    cost = PrivacyStatement.from_charges(
+        [(event, rounds)], delta, algorithm=str(about["mechanism"]), clients=about.get("clients") or 0
+    )
     if as_json:
-        views = {
-            "other_adjacency": None if other is None else dataclasses.asdict(other),
-            "no_other_adjacency": no_other,
-            "models_only": None if readers is None else dataclasses.asdict(readers),
-            "no_models_only": no_readers,
-        }
-        print_json({**about, **dataclasses.asdict(cost), **views})
+        keys = (
+            *("epsilon_round", "epsilon_total", "delta", "delta_round", "pure_epsilon_total", "adjacency", "setting"),
+            *("accountant", "exact", "other_adjacency", "no_other_adjacency", "models_only", "no_models_only"),
+        )
+        found = dataclasses.asdict(cost)
+        print_json({**about, "rounds": rounds, **{key: found[key] for key in keys}})
         return
 
     kind = {True: "exact", False: "upper bound"}
     table = Table(show_header=False, title="Privacy")
     table.add_column(style="bold")
     table.add_column()
-    for name, value in about.items():
+    for name, value in {**about, "rounds": rounds}.items():
         if value is not None:
             table.add_row(name.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else str(value))
-    table.add_row("rounds", str(cost.rounds))
     table.add_row("ε of one round", f"{figure(cost.epsilon_round)} at δ = {cost.delta_round:g}")
-    table.add_row("ε in total", f"[bold]{figure(cost.epsilon_total)}[/] at δ = {cost.delta:g} ({kind[cost.exact]})")
+    table.add_row("ε in total", f"[bold]{figure(cost.epsilon_total)}[/] at δ = {delta:g} ({kind[cost.exact]})")
     if cost.pure_epsilon_total is not None:
         table.add_row("ε in total, pure", f"{figure(cost.pure_epsilon_total)} at δ = 0")
     for name in ("adjacency", "setting", "accountant"):
         table.add_row(name, getattr(cost, name))
+    other = cost.other_adjacency
     for view, reason, name in (
-        (other, no_other, "under add-remove" if other is None else f"under {other.adjacency}"),
-        (readers, no_readers, "for readers of the models"),
+        (other, cost.no_other_adjacency, "under add-remove" if other is None else f"under {other.adjacency}"),
+        (cost.models_only, cost.no_models_only, "for readers of the models"),
     ):
         if view is not None:
             spent, total = figure(view.epsilon_round), figure(view.epsilon_total)

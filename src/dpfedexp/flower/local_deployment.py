@@ -183,11 +183,6 @@ class Deployment:
         replace_text(own, text, mode=0o600)
         return own
 
-    @property
-    def logs(self) -> list[str]:
-        """The names of all processes; each has a log file `<name>.log`."""
-        return ["superlink", *(f"supernode{number}" for number in range(self.nodes))]
-
     def failed(self) -> str | None:
         """A sentence about a process that ended unexpectedly; None while all run."""
         started = [("flower-superlink", self.superlink), *((f"supernode{i}", p) for i, p in enumerate(self.supernodes))]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting.compose import guarantee
+from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event, Sampling
 from dpfedexp.core import clipping
 from dpfedexp.core.noise import Streams, SystemStreams
@@ -110,7 +110,6 @@ def privatize(
     report = bound.randomize(clipping.clip(row, clip), torch.zeros(1, dtype=torch.int64), noise)
     shown = bound.estimate(report).reshape(values.shape).to(kind)
     event = bound.event(Sampling())
-    cost = guarantee(event, 1, delta)
-    return PrivateVector(
-        shown.numpy() if isinstance(vector, np.ndarray) else shown, cost.epsilon_round, cost.delta_round, event
-    )
+    at = 0.0 if event.family == "report" else delta
+    one = compose([(event, 1)], at).epsilon
+    return PrivateVector(shown.numpy() if isinstance(vector, np.ndarray) else shown, one, at, event)
