@@ -55,21 +55,21 @@ def command(line: str) -> Any:
 
 
 def commands(count: int, draw: random.Random) -> Found:
-    """`dpfedexp privacy epsilon | noise | rounds` for random mechanisms, noise, rounds, sampling, adjacency and δ."""
+    """`dpfedexp privacy epsilon | noise` for random mechanisms, noise, rounds, sampling, adjacency and δ."""
     found: Found = {}
     mechanisms = {"central-gaussian": 9, "local-gaussian": 4, "privunit": 4, "two-party": 2, "two-party-one-sided": 1}
     while len(found) < count:
-        what = draw.choices(["epsilon", "noise", "rounds"], [6, 3, 1])[0]
+        what = draw.choices(["epsilon", "noise"], [6, 3])[0]
         mechanism = draw.choices(list(mechanisms), list(mechanisms.values()))[0]
         line = f"privacy {what} --json --mechanism {mechanism} --delta {draw.choice([1e-3, 1e-5, 1e-6, 1e-9])}"
         line += (
             f" --clients {draw.choice([10, 1000, 100000])}" if what == "epsilon" else f" -e {draw.uniform(0.2, 20):.4g}"
         )
-        line += f" --rounds {draw.randint(1, 300)}" if what != "rounds" else ""
+        line += f" --rounds {draw.randint(1, 300)}"
         if mechanism == "privunit":
             line += "".join(f" --epsilon{i} {draw.uniform(0.2, 4):.4g}" for i in range(3))
             line += f" --gamma {draw.choice(['exact', 'paper'])} --dimension {draw.choice([2, 50, 7850])}"
-        elif what != "noise":
+        elif what == "epsilon":
             line += f" --noise-multiplier {10 ** draw.uniform(-0.3, 1.7):.4g}"
         if mechanism == "central-gaussian":
             line += f" --adjacency {draw.choice(['replace-one', 'add-remove'])}"

@@ -32,11 +32,11 @@ def test_bounds_between_two_gaussians_are_below_the_truth_and_near_it(mu):
     chance = np.random.default_rng(0)
     here, there = chance.normal(mu, 1, 400_000), chance.normal(0, 1, 400_000)
     truth = gdp.epsilon(mu, 0.01)
-    found = lower_bound(here, there, epsilon_score(0.01), 1 - 1e-6).value
+    found = lower_bound(here, there, epsilon_score(0.01), 1 - 1e-6)
     assert found <= truth
     assert found >= 0.7 * truth
-    assert lower_bound(there, here, epsilon_score(0.01), 1 - 1e-6).value >= 0.7 * truth, "in both directions"
-    proven = lower_bound(here, there, mu_score, 1 - 1e-6).value
+    assert lower_bound(there, here, epsilon_score(0.01), 1 - 1e-6) >= 0.7 * truth, "in both directions"
+    proven = lower_bound(here, there, mu_score, 1 - 1e-6)
     assert 0.95 * mu - 0.03 <= proven <= mu
 
 
@@ -46,7 +46,7 @@ def test_the_confidence_is_kept_when_there_is_nothing_to_find():
     above = 0
     for _ in range(200):
         x, y = chance.normal(size=(2, 400))
-        above += lower_bound(x, y, epsilon_score(0.0), 0.9).value > 0
+        above += lower_bound(x, y, epsilon_score(0.0), 0.9) > 0
     assert above <= 200 * 0.1 + 5 * math.sqrt(200 * 0.09)
 
 
@@ -65,8 +65,7 @@ def test_a_tight_claim_gives_what_is_expected(mu, score):
     chance = np.random.default_rng(0)
     power = bounds.power_of_shift(mu, (20_000, 20_000), score, CONFIDENCE)
     found = [
-        lower_bound(chance.normal(mu, 1, 20_000), chance.normal(0, 1, 20_000), score, CONFIDENCE).value
-        for _ in range(10)
+        lower_bound(chance.normal(mu, 1, 20_000), chance.normal(0, 1, 20_000), score, CONFIDENCE) for _ in range(10)
     ]
     assert np.mean(found) == pytest.approx(power.expected, rel=0.07)
     assert min(found) > power.minimum > 0
@@ -75,12 +74,12 @@ def test_a_tight_claim_gives_what_is_expected(mu, score):
 def test_a_sampled_client_is_found_as_often_as_expected():
     chance = np.random.default_rng(1)
     n, rate, rounds, mu = 6000, 0.5, 4, 2.0
-    power = bounds.power_of_sampling(mu, rate, rounds, (n, n), epsilon_score(0.01), CONFIDENCE)
+    power = bounds.power_of_shift(mu, (n, n), epsilon_score(0.01), CONFIDENCE, rate, rounds)
 
     def world(sign):
         return ((chance.random((n, rounds)) < rate) * sign * mu / 2 + chance.normal(size=(n, rounds))).mean(1)
 
-    found = [lower_bound(world(1), world(-1), epsilon_score(0.01), CONFIDENCE).value for _ in range(5)]
+    found = [lower_bound(world(1), world(-1), epsilon_score(0.01), CONFIDENCE) for _ in range(5)]
     assert np.mean(found) == pytest.approx(power.expected, rel=0.15)
     assert min(found) > power.minimum
 

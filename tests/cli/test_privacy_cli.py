@@ -103,12 +103,6 @@ def test_noise_costs_its_target():
     assert [report[f"epsilon{i}"] for i in range(3)] == pytest.approx([2.0, 2.0, 2.0], abs=1e-5)
 
 
-def test_rounds_is_the_last_that_fits():
-    assert call_json("rounds", "--epsilon", 15.4562, "--noise-multiplier", 5)["rounds"] == 50
-    with pytest.raises(InputError, match="less than one round costs"):
-        call("rounds", "--epsilon", 0.01, "--noise-multiplier", 5)
-
-
 @pytest.mark.parametrize("width", [80, 120])
 def test_explain_fits_the_terminal_and_shows_both_adjacencies(run, width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))

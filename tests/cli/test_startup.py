@@ -26,7 +26,7 @@ for command in json.loads(sys.argv[1]):
 HELP = [
     "--help",
     *(f"{name} --help" for name in ("demo", "train", "init", "plan", "report", "privacy", "flower", "audit")),
-    *(f"privacy {name} --help" for name in ("epsilon", "noise", "rounds", "explain", "verify")),
+    *(f"privacy {name} --help" for name in ("epsilon", "noise", "explain", "verify")),
     *("flower new --help", "flower up --help"),
 ]
 CLOSED_FORM = {
@@ -34,7 +34,6 @@ CLOSED_FORM = {
     "privacy epsilon --mechanism local-gaussian -z 0.7 -M 1000": "15.65",
     "privacy epsilon --mechanism privunit -T 50": "6.0000",
     "privacy noise -e 8 -T 50": "8.0000",
-    "privacy rounds -e 8 -z 5": "1.5550",
 }
 
 

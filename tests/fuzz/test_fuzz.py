@@ -306,7 +306,7 @@ def replies(folder: Path) -> Target:
 LINES = (
     "privacy epsilon -z 5 --rounds 5 --delta 1e-5",
     "privacy noise --epsilon 5 --rounds 5 --mechanism local-gaussian",
-    "privacy rounds --epsilon 5 -z 5 --adjacency add-remove",
+    "privacy noise --epsilon 5 --rounds 5 --adjacency add-remove",
     "privacy verify out",
     "train run.toml --out out --quiet",
     "train run.toml --set algorithm.clip=0 --set run.rounds=1",

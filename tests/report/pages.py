@@ -6,13 +6,15 @@ from pathlib import Path
 from reproduction.paper import sections
 from reproduction.paper.results.size import Size
 
+from dpfedexp.accounting import PrivacyStatement
+from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.engine.run import RunFacts
 from tests.reproduction.fabricated import Fabricated
 
 EVIL = "<script>alert('x')</script>"
 
 
-def write_run(folder: Path, rounds: int = 6, **extra: object) -> Path:
+def write_run(folder: Path, rounds: int = 6) -> Path:
     folder.mkdir(parents=True)
     same = {"clip": 0.3, "seconds": 0.1}
     lines = [
@@ -22,7 +24,9 @@ def write_run(folder: Path, rounds: int = 6, **extra: object) -> Path:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (folder / "config.toml").write_text(f'[algorithm]\nname = "cdp_fedexp"  # {EVIL}\n', encoding="utf-8")
     (folder / "privacy.txt").write_text(f"ε = 6.00 in total & δ = 1e-05. {EVIL}\n", encoding="utf-8")
-    (folder / "privacy.json").write_text(json.dumps({"epsilon_total": 6.0, **extra}), encoding="utf-8")
+    charges = [(central_gaussian(5.0), rounds)]
+    statement = PrivacyStatement.from_charges(charges, 1e-5, algorithm="CDP-FedEXP", clients=1000)
+    (folder / "privacy.json").write_text(statement.to_json(), encoding="utf-8")
     named = ("0123456789abcdef", "cdp_fedexp", "synthetic", "Linear")
     RunFacts(*named, 1000, 500, rounds, 1e-5, secure=False, command="dpfedexp train config.toml").write(folder)
     return folder

@@ -44,7 +44,7 @@ def test_a_name_that_does_not_exist_is_found(right, wrong):
 def test_a_block_that_fails_is_found_and_its_page_goes_on():
     page = (
         "```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n\n```toml\n[run]\nroundz = 3\n```\n\n"
-        "```bash\ndpfedexp privacy rounds --epsilon 8 --noise-multiplier 5\ndpfedexp train missing.toml\n```\n"
+        "```bash\ndpfedexp privacy noise --epsilon 8 --rounds 5\ndpfedexp train missing.toml\n```\n"
     )
     first, second, third = blocks.failures(page)
     assert first.startswith("the block at line 5 fails: AssertionError")

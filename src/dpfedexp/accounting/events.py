@@ -195,14 +195,11 @@ class GaussianEvent(_Event):
         return self.mu
 
     @property
-    def separate_mu(self) -> float:
-        """μ of the queries composed one by one: sqrt(Σ (sensitivity/noise)²)."""
-        return _norm(q.sensitivity / q.noise if q.noise > 0 else math.inf for q in self.queries)
-
-    @property
     def mu(self) -> float:
-        """μ of the release (Gaussian DP) without amplification by sampling."""
-        return self.separate_mu if self.joint_mu is None else self.joint_mu
+        """μ of the release (Gaussian DP) without amplification by sampling: `joint_mu`, or that of the queries one by one."""
+        if self.joint_mu is not None:
+            return self.joint_mu
+        return _norm(q.sensitivity / q.noise if q.noise > 0 else math.inf for q in self.queries)
 
     @property
     def radius(self) -> float:

@@ -152,7 +152,11 @@ class Ledger:
             raise LedgerError(f"{path} does not exist; a run writes its ledger before its first round.")
         writer, content = (None, read_chain(path)) if read_only else ChainWriter.open(path)
         try:
-            _check_header(path, content.header)
+            form, version = (content.header.get(name) for name in ("format", "version"))
+            if form != FORMAT:
+                raise LedgerError(f"{path}, line 1: not a {FORMAT} file.")
+            if version != VERSION:
+                raise LedgerError(f"{path}, line 1: version {version!r}; this library reads version {VERSION}.")
             entries = _entries(path, content.records)
         except BaseException:
             if writer is not None:
@@ -292,13 +296,6 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_header(path: Path, header: dict[str, Any]) -> None:
-    if header.get("format") != FORMAT:
-        raise LedgerError(f"{path}, line 1: not a {FORMAT} file.")
-    if header.get("version") != VERSION:
-        raise LedgerError(f"{path}, line 1: version {header.get('version')!r}; this library reads version {VERSION}.")
 
 
 def _entries(path: Path, records: list[dict[str, Any]]) -> list[LedgerEntry]:

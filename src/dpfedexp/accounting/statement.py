@@ -50,7 +50,6 @@ class PrivacyStatement:
         noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or only the "helper".
         stopping: why the run ended early (`Source`, or "hand" for an interrupt); empty if it was not stopped.
         noise_cohort: see `from_charges`; None if the guarantee is for the clients of this run.
-        stand_ins: see `from_charges`.
     """
 
     algorithm: str

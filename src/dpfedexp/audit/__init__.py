@@ -11,7 +11,6 @@ QUICK_SAMPLES, USUAL_SAMPLES = 50_000, 400_000
 """How many releases of each input the whole audit draws, with `--quick` and without."""
 
 if TYPE_CHECKING:
-    from dpfedexp.audit.bounds import LowerBound as LowerBound
     from dpfedexp.audit.bounds import Result as Result
     from dpfedexp.audit.bounds import lower_bound as lower_bound
     from dpfedexp.audit.mechanisms import Case as Case

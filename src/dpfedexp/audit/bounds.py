@@ -25,16 +25,6 @@ Floats = NDArray[np.float64]
 Score = Callable[[Floats, Floats], Floats]
 
 
-@checked
-@dataclass(frozen=True)
-class LowerBound:
-    """A proven lower bound on ε or μ, and the rates of its test: true positives at least `tpr`, false positives at most `fpr`."""
-
-    value: float
-    tpr: float
-    fpr: float
-
-
 def rate_at_least(successes: Floats, trials: int, failure: float) -> Floats:
     """Clopper–Pearson: a lower bound on the rate, which is wrong with probability at most `failure`."""
     safe = np.maximum(successes, 1)
@@ -67,8 +57,8 @@ def mu_score(tpr: Floats, fpr: Floats) -> Floats:
 
 
 @checked
-def lower_bound(here: Floats, there: Floats, score: Score, confidence: float) -> LowerBound:
-    """Compute the lower bound that samples of a statistic under two neighboring inputs prove.
+def lower_bound(here: Floats, there: Floats, score: Score, confidence: float) -> float:
+    """Compute the lower bound on ε or μ that samples of a statistic under two neighboring inputs prove.
 
     It is the best of all tests {statistic ≥ threshold} or {statistic ≤ threshold} for either input against the other: the test is
     chosen on one half of the samples, its bound is proven on the other.
@@ -84,7 +74,7 @@ def lower_bound(here: Floats, there: Floats, score: Score, confidence: float) ->
         tests.append((float(scores.max()), thresholds[[int(np.argmax(scores))]], first, second))
     _, threshold, first, second = max(tests, key=lambda test: test[0])
     tpr, fpr = _rates(first[1::2], second[1::2], threshold, failure)
-    return LowerBound(float(score(tpr, fpr)[0]), float(tpr[0]), float(fpr[0]))
+    return float(score(tpr, fpr)[0])
 
 
 def _rates(first: Floats, second: Floats, thresholds: Floats, failure: float) -> tuple[Floats, Floats]:
@@ -198,13 +188,8 @@ def power_of_tests(tpr: Floats, fpr: Floats, samples: tuple[int, int], score: Sc
     return Power(usual, _CHOICE * unlucky)
 
 
-def power_of_shift(mu: float, samples: tuple[int, int], score: Score, confidence: float) -> Power:
-    """The power of an attack on a mean that shifts by μ standard deviations of the noise."""
-    return power_of_sampling(mu, 1.0, 1, samples, score, confidence)
-
-
-def power_of_sampling(
-    mu: float, rate: float, rounds: int, samples: tuple[int, int], score: Score, confidence: float
+def power_of_shift(
+    mu: float, samples: tuple[int, int], score: Score, confidence: float, rate: float = 1.0, rounds: int = 1
 ) -> Power:
     """The power of an attack on the mean over rounds of a client that is drawn in each at `rate` and then shifts it by ±μ/2.
 

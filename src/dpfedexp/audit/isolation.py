@@ -8,7 +8,6 @@ batches; if it accepts one, neither the others' sum nor an evaluation at fixed p
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -217,14 +216,8 @@ def metric_of(model: nn.Module, federation: Federation) -> float:
                 p.copy_(value)
         return {"shown": shown}
 
-    algorithm = dp_fedavg(clip=1.0, noise_multiplier=1.0)
-    options: dict[str, Any] = {
-        "local": _STEPS,
-        "rounds": 2,
-        "execution": Execution("cpu", progress=False),
-        "secure": True,
-    }
+    algorithm, how = dp_fedavg(clip=1.0, noise_multiplier=1.0), Execution("cpu", progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run = train(model, federation, algorithm, evaluate=evaluate, **options)
+        run = train(model, federation, algorithm, local=_STEPS, rounds=2, evaluate=evaluate, execution=how, secure=True)
     return float(run.history[-1]["shown"])

@@ -23,13 +23,12 @@ from torch import Tensor
 
 from dpfedexp.accounting import Event, GaussianEvent, NonPrivateEvent, Sampling, compose
 from dpfedexp.accounting.events import GammaRule
-from dpfedexp.accounting.gdp import FREE_THRESHOLD
 from dpfedexp.audit import bounds
 from dpfedexp.audit.bounds import Floats, Power, Result, Score, epsilon_score, mu_score
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import ChaChaNoise, Noise, Streams, SystemStreams
 from dpfedexp.core.sums import Sums, Vote, client_votes, within_clip_vote
-from dpfedexp.errors import checked, require
+from dpfedexp.errors import checked
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit, Release, Report
 from dpfedexp.mechanisms.base import Numerator
 
@@ -132,14 +131,9 @@ def _absent(row: Tensor) -> tuple[Tensor, Tensor]:
 
 def _paper(c: float, z: float) -> tuple[Mechanism, Tensor, Tensor]:
     """The mechanism and the worst pair of `joint_mu` where the scalar matters: antiparallel, with norms C and bC."""
-    scalar = 1.0
-    rho = (z / scalar) ** 2
-    require(
-        rho > FREE_THRESHOLD,
-        f"z is {z:g}; the scalar of the paper's rule counts only where z is above {FREE_THRESHOLD**0.5:.4g}, so raise it.",
-    )
-    b = 1.0 / (rho * (1.0 + np.sqrt(1.0 - 2.0 / rho)))
-    mechanism = CentralGaussian(c, z, numerator="paper", scalar_multiplier=scalar)
+    # The noise on the scalar is C², so that ρ = z²; the scalar matters where z² is above `gdp.FREE_THRESHOLD`.
+    b = 1.0 / (z**2 * (1.0 + np.sqrt(1.0 - 2.0 / z**2)))
+    mechanism = CentralGaussian(c, z, numerator="paper", scalar_multiplier=1.0)
     return mechanism, *_neighbors(_row(c * _HOSTILE), _row(-float(b) * c))
 
 
@@ -182,11 +176,7 @@ class FixedDraws:
         return self.row[None, :width].to(dtype)
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:
-        raise _Uniforms
-
-
-class _Uniforms(Exception):
-    """Raised if a release draws uniforms, so that it is not an affine function of normal draws."""
+        raise NotImplementedError("a release that draws uniforms is no affine function of normal draws")
 
 
 def _central(case: Case, sums: Sums, count: int, seed: int) -> Floats:
@@ -218,7 +208,7 @@ def _central(case: Case, sums: Sums, count: int, seed: int) -> Floats:
     draws = torch.cat(parts, dim=1)
     try:
         base = np.array(release(torch.zeros(sum(widths), dtype=torch.float64)))
-    except _Uniforms:
+    except NotImplementedError:
         return one_by_one()
     slopes = np.array([release(unit) for unit in torch.eye(sum(widths), dtype=torch.float64)]) - base
     seen: Floats = base + draws.numpy() @ slopes
@@ -271,7 +261,7 @@ def _gaussian_results(name: str, event: GaussianEvent, here: Floats, there: Floa
 
     def result(unit: str, score: Score, claim: float) -> Result:
         power = bounds.power_of_shift(event.mu, counts, score, confidence)
-        lower = bounds.lower_bound(here @ direction, there @ direction, score, confidence).value
+        lower = bounds.lower_bound(here @ direction, there @ direction, score, confidence)
         return Result("mechanism", name, unit, lower, claim, confidence, detail, power=power)
 
     epsilon = compose([(event, 1)], DELTA).epsilon
@@ -304,7 +294,7 @@ def _reports(case: Case, event: Event, here: Floats, there: Floats, confidence: 
     found = []
     for name, pair in views.items():
         power = bounds.power_of_tests(*rates, (len(pair[0]), len(pair[1])), score, confidence)
-        lower, what = bounds.lower_bound(*pair, score, confidence).value, case.name + name
+        lower, what = bounds.lower_bound(*pair, score, confidence), case.name + name
         found.append(Result("mechanism", what, "ε at δ = 0", lower, claim, confidence, detail, power=power))
     return found
 

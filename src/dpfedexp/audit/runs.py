@@ -91,10 +91,10 @@ def bounds(seen: ObservedRun, confidence: float) -> list[Result]:
         here, there = blocks[:, seen.signs > 0].ravel(), blocks[:, seen.signs < 0].ravel()
         guarantee = compose([(seen.event, rounds)], DELTA)
         claim = mu_of(guarantee, seen.name) if unit == "μ" else guarantee.epsilon
-        lower = stats.lower_bound(here, there, score, confidence).value
+        lower = stats.lower_bound(here, there, score, confidence)
         detail = f"{len(here) + len(there)} samples from {len(seen.sums)} rounds"
         counts, shift = (len(here), len(there)), 2.0 / seen.noise
-        power = stats.power_of_sampling(shift, seen.rate, rounds, counts, score, confidence)
+        power = stats.power_of_shift(shift, counts, score, confidence, seen.rate, rounds)
         found.append(Result(KIND, f"{seen.name}, {name}", unit, lower, claim, confidence, detail, power=power))
     return found
 
@@ -211,10 +211,10 @@ def run_canaries(
         return {}
 
     declared = len(clients) if algorithm.adjacency == "add-remove" else None
-    how: dict[str, Any] = {"local": local, "rounds": rounds, "secure": secure}
-    how |= {"participation": replace(participation or Full(), population=declared)}
-    how |= {"execution": Execution("cpu", seed, progress=False), "on_round": OnAdvice(silence)}
-    run = train(start, Federation.from_clients(clients), algorithm, evaluate=look, **how)
+    who, how = replace(participation or Full(), population=declared), Execution("cpu", seed, progress=False)
+    given: dict[str, Any] = {"local": local, "rounds": rounds, "secure": secure, "participation": who, "execution": how}
+    federation, quiet = Federation.from_clients(clients), OnAdvice(silence)
+    run = train(start, federation, algorithm, evaluate=look, on_round=quiet, **given)
     return run, np.stack(models)
 
 
@@ -253,7 +253,7 @@ def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 600,
         claim = run.ledger.charges()[0][0].strength
     here, there = views
     direction = discriminant(here[::2], there[::2])
-    lower = stats.lower_bound(here @ direction, there @ direction, mu_score, confidence).value
+    lower = stats.lower_bound(here @ direction, there @ direction, mu_score, confidence)
     power = stats.power_of_shift(shift, (len(here), len(there)), mu_score, confidence)
     detail = f"{len(here)} rounds with the client, {len(there)} without"
     return [Result(KIND, f"train, secure, {name}", "μ", lower, claim, confidence, detail, power=power)]

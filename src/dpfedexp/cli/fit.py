@@ -15,8 +15,6 @@ from dpfedexp.cli.train import execute, on_interrupt, public_sizes, run_folder, 
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
-    from dpfedexp.config import Settings
-    from dpfedexp.config.problem import Problem
     from dpfedexp.engine.run import Run
 
 MOST_FEATURES = 1000
@@ -72,7 +70,8 @@ def fit(
     """Train privately with automatic δ, rounds, clip, step size and local rate; the statement says what was chosen."""
     from dpfedexp.config import problem
     from dpfedexp.config.settings import apply_override, parse
-    from dpfedexp.engine.fit import LOCAL_STEPS, MOST_EXAMPLES, describe_choices
+    from dpfedexp.engine.fit import LOCAL_STEPS, MOST_EXAMPLES, describe_choices, rounds_for
+    from dpfedexp.engine.plan import default_delta
 
     if (arrays is None) == (data_set is None):
         raise InputError("pass either ARRAYS.npz or --data-set for the clients' data.")
@@ -106,7 +105,14 @@ def fit(
     settings.check()
     built = problem.build(settings, data)
     given = {"delta": delta, "rounds": tree["run"].get("rounds")}
-    settings = _completed(settings, built, given)
+    clients, dimension = public_sizes(settings, built)
+    if delta is None:
+        tree["algorithm"]["delta"] = default_delta(clients)
+        settings = parse(tree)
+    if given["rounds"] is None:
+        algorithm, participation = settings.build_algorithm(), settings.build_participation()
+        tree["run"]["rounds"] = rounds_for(algorithm, dimension, clients, participation)
+        settings = parse(tree)
     folder = run_folder(settings, out, str(data_set) if arrays is None else arrays.stem)
 
     def choices(run: Run) -> tuple[str, ...]:
@@ -115,21 +121,6 @@ def fit(
     with on_interrupt(f"Resume with: the same command and --out {folder.path}."):
         run = execute(settings, folder, progress=not quiet, built=built, choices_of=choices)
     show_run(Console(), run, folder)
-
-
-def _completed(settings: Settings, built: Problem, given: dict[str, Any]) -> Settings:
-    """Return the settings with the default δ and rounds, computed from public numbers, if they were not given."""
-    from dpfedexp.engine.fit import rounds_for
-    from dpfedexp.engine.plan import default_delta
-
-    clients, dimension = public_sizes(settings, built)
-    if given["delta"] is None:
-        algorithm = settings.algorithm.model_copy(update={"delta": default_delta(clients)})
-        settings = settings.model_copy(update={"algorithm": algorithm})
-    if given["rounds"] is None:
-        count = rounds_for(settings.build_algorithm(), dimension, clients, settings.build_participation())
-        settings = settings.model_copy(update={"run": settings.run.model_copy(update={"rounds": count})})
-    return settings
 
 
 def _model(name: str | None, tree: dict[str, Any], classes: int | None) -> dict[str, Any]:

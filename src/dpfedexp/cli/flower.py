@@ -370,6 +370,6 @@ def metrics(
     sources = [partial(read, path) for read, path in ((run_metrics, run), (guard_metrics, guard)) if path is not None]
     require(len(sources) == 1, "name one --run or one --guard; several need a process each.")
     host, port = parse_address(listen, "listen")
-    with metrics_server(sources, host, port) as server:
+    with metrics_server(list(sources), host, port) as server:
         print(f"http://{listen}/metrics and http://{listen}/healthz", flush=True)
         server.serve_forever()

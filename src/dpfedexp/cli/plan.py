@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from dpfedexp.cli.options import CENTRAL, JsonOption, MechanismOption, print_json
 from dpfedexp.cli.train import public_sizes, show_advice
@@ -19,7 +17,6 @@ from dpfedexp.errors import InputError, require
 if TYPE_CHECKING:
     from dpfedexp.engine.plan import Plan
 
-COLORS = {"clear": "green", "noisy rounds": "yellow", "mostly noise": "dark_orange", "no signal": "red", None: "dim"}
 LEGEND = (
     "noise/clip: norm of the noise in the mean of one round, over the clip C. Best signal: signal over noise of all rounds "
     "together if all clients pushed the same way by the whole clip in every round; no data do better. Clients needed: for a best "
@@ -110,34 +107,24 @@ def _of_file(path: Path) -> Plan:
 def _print(rows: Sequence[Plan], advised: Plan, delta: float, kind: str) -> None:
     from dpfedexp.engine.advice import preflight
     from dpfedexp.engine.plan import number
-    from dpfedexp.report.document import wide
+    from dpfedexp.report.document import Section, Table, wide
 
-    console = wide()
-    first = rows[0]
-    title = f"{first.population:,} clients, {first.dimension:,} parameters, δ = {delta:g}, {kind}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for column in ("ε", "rounds", "cohort", "z", "noise/clip", "best signal", "clients needed"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    def cohort(one: Plan, everyone: str) -> str:
+        return everyone if one.sampling.kind == "full" else number(one.cohort)
 
-    def shown(value: float | None) -> str:
-        return "–" if value is None else number(value)
-
-    for place, one in enumerate(rows):
-        follows = place + 1 < len(rows) and rows[place + 1].epsilon == one.epsilon
+    def cells(one: Plan) -> list[str]:
         numbers = (one.noise_multiplier, one.noise_share, one.best_signal, one.clients_needed)
-        table.add_row(
-            f"{one.epsilon:g}",
-            str(one.rounds),
-            "all" if one.sampling.kind == "full" else number(one.cohort),
-            *map(shown, numbers),
-            f"[{COLORS[one.verdict]}]{one.verdict or 'not known'}[/]",
-            end_section=not follows,
-        )
-    console.print(table)
-    console.print(f"[dim]{LEGEND}[/]\n", highlight=False)
-    who = "all of them" if advised.sampling.kind == "full" else f"{number(advised.cohort)} of them"
-    console.print(f"At ε = {number(advised.epsilon)} over {advised.rounds} rounds with {who} in each:", highlight=False)
+        shown = ("–" if value is None else number(value) for value in numbers)
+        return [f"{one.epsilon:g}", str(one.rounds), cohort(one, "all"), *shown, one.verdict or "not known"]
+
+    console, first = wide(), rows[0]
+    title = f"{first.population:,} clients, {first.dimension:,} parameters, δ = {delta:g}, {kind}"
+    columns = ["ε", "rounds", "cohort", "z", "noise/clip", "best signal", "clients needed", "verdict"]
+    Section("plan", title, tables=[Table("", columns, [cells(one) for one in rows], LEGEND)]).show(console)
+    console.print(
+        f"\nAt ε = {number(advised.epsilon)} over {advised.rounds} rounds with {cohort(advised, 'all')} of them in each:",
+        highlight=False,
+    )
     for advice in preflight(advised):
         show_advice(advice, console)
     if not preflight(advised):

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfedexp.cli.options import CENTRAL, JsonOption, MechanismOption, print_json
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import require
 from dpfedexp.mechanisms.registry import MECHANISMS
 
 if TYPE_CHECKING:
     from dpfedexp.accounting import Event
 
-app = typer.Typer(no_args_is_help=True, help="Privacy: epsilon, noise, rounds, and what a run promised.")
+app = typer.Typer(no_args_is_help=True, help="Privacy: epsilon, noise, and what a run promised.")
 
 NoiseOption = Annotated[
     float | None,
@@ -156,29 +156,6 @@ def noise(
 
 
 @app.command()
-@takes_options
-def rounds(
-    one: RoundOptions,
-    target: TargetOption,
-    noise_multiplier: NoiseOption = None,
-    delta: DeltaOption = 1e-5,
-    as_json: JsonOption = False,
-) -> None:
-    """Compute how many rounds fit into a target ε."""
-    from dpfedexp.accounting import affordable_rounds, compose
-
-    event = one.event(noise_multiplier)
-    affordable = affordable_rounds(event, target, delta)
-    if affordable == 0:
-        raise InputError(
-            f"epsilon is {target:g}, which is less than one round costs: {compose([(event, 1)], delta).epsilon:.4f}. Raise epsilon "
-            "or the noise."
-        )
-    about = {"mechanism": one.mechanism, "noise_multiplier": noise_multiplier, "target_epsilon": target}
-    _show_cost(event, affordable, delta, about, as_json)
-
-
-@app.command()
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:
     """Explain the guarantee of a run in plain language, computed from its ledger."""
     from dpfedexp.accounting.statement import wrap
@@ -195,12 +172,7 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     from dpfedexp.engine.outlets import CONFIG
     from dpfedexp.engine.verify import outcome, read_claim, recompute, verify_run
 
-    unplanned = f"{CONFIG} does not say how large the model and the federation were"
-    events: list[Event] = []
-    if (run / CONFIG).exists():
-        events = load(run / CONFIG).planned_events()
-    else:
-        unplanned = f"the run has no {CONFIG}"
+    events = load(run / CONFIG).planned_events() if (run / CONFIG).exists() else []
     planned = events[0] if events else None
     checks = verify_run(run, planned, events[1:])
     result = outcome(checks)
@@ -223,7 +195,8 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
             failed = "[yellow]missing[/]" if check.incomplete else "[bold red]FAILED[/]"
             table.add_row(check.name, "[green]ok[/]" if check.passed else failed, check.detail)
         if planned is None:
-            table.add_row("configuration", "[yellow]not checked[/]", unplanned)
+            reason = f"{CONFIG} is missing, or has no sizes of model and federation"
+            table.add_row("configuration", "[yellow]not checked[/]", reason)
         console = Console()
         console.print(table)
         console.print(_VERDICTS[result])

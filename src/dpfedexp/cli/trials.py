@@ -176,12 +176,8 @@ def _train(plan: Sweep, trial: Trial, threads: int) -> str:
 class Price:
     """The ε of a sweep for the clients, if all of its runs used the same clients.
 
-    Attributes:
-        runs: the number of runs with charges.
-        one: ε of the most expensive run alone.
-        together: ε of all runs.
-        settings: ε of trying every combination of settings once: the most expensive run of each.
-        noise_cohort: clients per round of the larger deployment that the guarantee is for; None if it is for the runs' own clients.
+    It is stated for the most expensive run alone (`one`), for all `runs` that were charged (`together`), and for the most
+    expensive run of each combination of `settings`. `noise_cohort` is that of a larger deployment; None for the runs' own clients.
     """
 
     runs: int

@@ -33,13 +33,12 @@ def build(settings: Settings, data: str | None = None) -> Problem:
     if given.kind == "synthetic":
         problem = synthetic_regression(given.clients, given.dimension, seed)
         model = _model(settings, "linear_regression", {"dimension": given.dimension})
-        evaluate: Evaluate | None = None
-        if sum(p.numel() for p in model.parameters()) == given.dimension:
 
-            def evaluate(trained: nn.Module) -> dict[str, float]:
-                return {"distance": problem.distance(next(iter(trained.parameters())))}
+        def distance(trained: nn.Module) -> dict[str, float]:
+            return {"distance": problem.distance(next(iter(trained.parameters())))}
 
-        return Problem(problem.federation, model, evaluate=evaluate)
+        comparable = sum(p.numel() for p in model.parameters()) == given.dimension
+        return Problem(problem.federation, model, evaluate=distance if comparable else None)
     if given.kind == "factory":
         federation, test = _import("data.factory", given.factory)(seed=seed)
         return Problem(federation, _model(settings), test)

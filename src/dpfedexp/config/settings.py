@@ -16,16 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from dpfedexp import algorithms
 from dpfedexp.accounting import Event
-from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms import Algorithm, probe
 from dpfedexp.algorithms import round as cohorts
 from dpfedexp.algorithms.algorithm import Aggregation, with_aggregation
-from dpfedexp.algorithms.probe import (
-    Extras,
-    evaluation_count,
-    evaluation_interval,
-    extra_releases,
-    with_scale_votes,
-)
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local_optimizer import OPTIMIZERS, SCHEDULES, LocalOptimizer, RateSchedule
 from dpfedexp.core.losses import by_name
@@ -311,7 +304,7 @@ class Settings(SettingsSection):
             chosen["adaptive"] = AdaptiveSettings(quantile="auto")
         run = self.run
         if run.evaluate:
-            run = run.model_copy(update={"evaluate_every": evaluation_interval(run.rounds, self.interval)})
+            run = run.model_copy(update={"evaluate_every": probe.evaluation_interval(run.rounds, self.interval)})
         return self.model_copy(
             update={"resolved": facts, "run": run, "algorithm": self.algorithm.model_copy(update=chosen)}
         )
@@ -327,10 +320,12 @@ class Settings(SettingsSection):
         participation = self.build_participation()
         sampling = participation.sampling(facts.clients)
         rounds, secure = self.run.rounds, self.run.secure
-        many = evaluation_count(rounds, self.interval) if self.run.evaluate else 0
+        many = probe.evaluation_count(rounds, self.interval) if self.run.evaluate else 0
         local, dimension, cohort = self.build_local(), facts.parameters, facts.cohort
-        extras = with_scale_votes(Extras(many), algorithm, local, dimension, cohort, sampling, rounds, secure)
-        votes, one_time = extra_releases(algorithm, local, rounds, sampling, extras)
+        extras = probe.with_scale_votes(
+            probe.Extras(many), algorithm, local, dimension, cohort, sampling, rounds, secure
+        )
+        votes, one_time = probe.extra_releases(algorithm, local, rounds, sampling, extras)
         mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=votes, one_time=one_time)
         return [mechanism.event(sampling), *(one_time(mechanism) if one_time is not None else ())]
 
@@ -405,14 +400,13 @@ class Settings(SettingsSection):
         part = self.participation
         population = None if part.noise_cohort else part.population
         simulated: cohorts.Participation = cohorts.Full(population)
-        if part.kind == "poisson":
-            if part.rate is None:
-                raise InputError("participation.rate is missing; kind 'poisson' needs a rate between 0 and 1.")
+        if part.kind == "poisson" and part.rate is not None:
             simulated = cohorts.Poisson(part.rate, population)
-        if part.kind == "fixed":
-            if part.count is None:
-                raise InputError("participation.count is missing; kind 'fixed' needs the number of clients per round.")
+        elif part.kind == "fixed" and part.count is not None:
             simulated = cohorts.FixedSize(part.count, population)
+        elif part.kind != "full":
+            missing = "rate" if part.kind == "poisson" else "count"
+            raise InputError(f"participation.{missing} is missing; participation.kind {part.kind!r} needs it.")
         if part.noise_cohort is None:
             return simulated
         return cohorts.LargerCohort(simulated, part.noise_cohort, part.population)

@@ -68,7 +68,12 @@ class Section:
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
             tree["tables"] = [Table(**table) for table in tree["tables"]]
-            tree["charts"] = [_chart(chart) for chart in tree["charts"]]
+            for chart in tree["charts"]:
+                chart["panels"] = [
+                    Panel(**{**panel, "series": [Series(**line) for line in panel["series"]]})
+                    for panel in chart["panels"]
+                ]
+            tree["charts"] = [Chart(**chart) for chart in tree["charts"]]
             tree["claims"] = [Claim(**claim) for claim in tree["claims"]]
             return Section(**tree)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -109,8 +114,3 @@ def wide() -> Console:
     """Return a console; it has 140 columns if the output is a file or a pipe, so that tables are not wrapped."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
-
-
-def _chart(tree: dict[str, Any]) -> Chart:
-    panels = [Panel(**{**panel, "series": [Series(**line) for line in panel["series"]]}) for panel in tree["panels"]]
-    return Chart(**{**tree, "panels": panels})

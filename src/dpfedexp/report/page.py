@@ -1,6 +1,7 @@
 """The HTML report of a run, of several runs, or of saved sections."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,10 +13,12 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from dpfedexp import __version__
-from dpfedexp.engine.outlets import CHECKPOINT, CONFIG, METRICS, REPORT, STATEMENT, STATEMENT_TEXT
+from dpfedexp.accounting import PrivacyStatement
+from dpfedexp.engine.outlets import CHECKPOINT, CONFIG, METRICS, REPORT, STATEMENT_TEXT
 from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import FORMATS, STEERING, Chart, Panel, draw, metrics_in, name_of, over_rounds, run_panels
 from dpfedexp.engine.run import RunFacts, read_advice, read_history, read_text
+from dpfedexp.engine.verify import read_claim
 from dpfedexp.errors import InputError
 from dpfedexp.files import finite, replace_text
 from dpfedexp.report.document import Section, Table
@@ -23,11 +26,7 @@ from dpfedexp.report.document import Section, Table
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The content of the folder of a run; empty or None for what is missing.
-
-    In words: `what` is the algorithm and the data, `sizes` the numbers of clients and parameters, `promise` the ε, and `stopped`
-    the reason for an early end. `rounds` is the planned number of rounds.
-    """
+    """The content of the folder of a run; empty or None for what is missing. `promise` is the ε in words."""
 
     name: str
     history: list[dict[str, Any]]
@@ -35,18 +34,17 @@ class RunRecord:
     configuration: str
     epsilon_total: float | None
     advice: tuple[Advice, ...] = ()
-    what: str = ""
-    sizes: str = ""
     promise: str = ""
-    rounds: int | None = None
-    command: str = ""
-    stopped: str = ""
+    facts: RunFacts | None = None
 
     def title(self, promise: bool = True) -> str:
         """Return one line about the run, without what is not known."""
-        known = ", ".join(part for part in (self.sizes, self.promise if promise else "") if part)
-        said = ": ".join(part for part in (self.what, known) if part)
-        return f"{said}." if said else ""
+        facts, known = self.facts, [self.promise] if promise and self.promise else []
+        if facts is None:
+            return f"{self.promise}." if known else ""
+        sizes = f"M = {facts.clients:,} clients, d = {facts.parameters:,} parameters"
+        what = " on ".join(part for part in (facts.algorithm, facts.data) if part)
+        return f"{what}: {', '.join([sizes, *known])}."
 
     @property
     def failure(self) -> str | None:
@@ -75,46 +73,27 @@ def is_run(folder: Path) -> bool:
 
 def read_run(folder: Path) -> RunRecord:
     """Read the folder of a run, also of an interrupted one."""
-    history, statement = read_history(folder), _read_statement(folder)
-    epsilon = None if statement is None else statement.get("epsilon_total")
+    history, statement = read_history(folder), read_claim(folder)
+    epsilon = statement.epsilon_total if statement is not None and statement.private else None
     privacy, configuration = (read_text(folder / name, optional=True) for name in (STATEMENT_TEXT, CONFIG))
-    read = (folder.resolve().name, history, privacy, configuration, epsilon, read_advice(folder))
     promise, facts = _promise(statement, history), RunFacts.read(folder)
-    if facts is None:
-        return RunRecord(*read, promise=promise)
-    what = " on ".join(part for part in (facts.algorithm, facts.data) if part)
-    sizes = f"M = {facts.clients:,} clients, d = {facts.parameters:,} parameters"
-    return RunRecord(*read, what, sizes, promise, facts.rounds, facts.command, facts.stopped)
+    name, advice = folder.resolve().name, read_advice(folder)
+    return RunRecord(name, history, privacy, configuration, epsilon, advice, promise, facts)
 
 
-def _read_statement(folder: Path) -> dict[str, Any] | None:
-    path = folder / STATEMENT
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(read_text(path))
-        if isinstance(content, dict):
-            return content
-    except (ValueError, RecursionError):
-        pass
-    raise InputError(f"the file {str(path)!r} is not a privacy statement.")
-
-
-def _promise(statement: dict[str, Any] | None, history: list[dict[str, Any]]) -> str:
+def _promise(statement: PrivacyStatement | None, history: list[dict[str, Any]]) -> str:
     if statement is None and not history:
         return ""
-    spent = (statement or history[-1]).get("epsilon_total")
-    if not isinstance(spent, int | float):
+    spent = history[-1].get("epsilon_total") if statement is None else statement.epsilon_total
+    if not isinstance(spent, int | float) or math.isinf(spent):
         return "not private"
     if statement is None:
         return f"ε = {spent:.3f} so far"
-    delta, plan = statement.get("delta"), statement.get("planned_rounds") if statement.get("stopping") else None
-    at = f" at δ = {delta:g}" if isinstance(delta, int | float) else ""
-    notes = [
-        *([f"of all {plan} planned rounds"] if isinstance(plan, int) else []),
-        *(["the promise of a larger deployment, none to these clients"] if statement.get("noise_cohort") else []),
-    ]
-    return f"ε = {spent:.3f}{at}" + (f" ({'; '.join(notes)})" if notes else "")
+    plan = statement.planned_rounds if statement.stopping else None
+    notes = [f"of all {plan} planned rounds"] if plan is not None else []
+    notes += ["the promise of a larger deployment, none to these clients"] if statement.noise_cohort else []
+    said = f"ε = {spent:.3f} at δ = {statement.delta:g}"
+    return f"{said} ({'; '.join(notes)})" if notes else said
 
 
 def run_section(run: RunRecord, chart: str = "run") -> Section:
@@ -123,7 +102,8 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
     panels = run_panels(run.history, [*run.metrics, *varying])
     rows = [[name_of(key), run.last(key)] for key in (*run.metrics, *STEERING, "epsilon_total") if run.last(key) != "–"]
     times = [record["seconds"] for record in run.history if isinstance(record.get("seconds"), int | float)]
-    planned = "" if run.rounds in (None, len(run.history)) else f" of {run.rounds} planned"
+    facts, made = run.facts, len(run.history)
+    planned = "" if facts is None or facts.rounds == made else f" of {facts.rounds} planned"
     notes = [] if run.privacy else ["This run wrote no privacy statement: it was interrupted, or it is still going on."]
     notes += [f"{advice.level.capitalize()}: {advice.sentence}" for advice in run.advice if advice.code != "dead"]
     return Section(
@@ -131,13 +111,13 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
         title=run.name,
         text=[
             *([f"Failed: {run.failure}"] if run.failure else []),
-            *([f"Stopped early: {run.stopped}"] if run.stopped else []),
-            f"{len(run.history)}{planned} rounds" + (f" in {sum(times):.1f} seconds." if times else "."),
+            *([f"Stopped early: {facts.stopped}"] if facts is not None and facts.stopped else []),
+            f"{made}{planned} rounds" + (f" in {sum(times):.1f} seconds." if times else "."),
         ],
         tables=[Table("After the last round", ["", "value"], rows)],
         charts=[Chart(chart, "Over rounds", "", panels)] if panels else [],
         notes=notes,
-        command=run.command,
+        command="" if facts is None else facts.command,
         configuration={CONFIG: run.configuration} if run.configuration else {},
         privacy={"What this run promises": run.privacy} if run.privacy else {},
     )
