@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 def heads(path: Path, rounds: int = 3) -> list[bytes]:
     """Writes a ledger; its head after each charge, the first one of the empty ledger."""
-    with Ledger.create(path, config_hash="abc", delta=1e-5) as ledger:
+    with Ledger.create(path, config="abc", delta=1e-5) as ledger:
         found = [head_path(path).read_bytes()]
         for t in range(rounds):
             assert ledger.charge(t, EVENT)

@@ -412,10 +412,8 @@ def test_as_many_charges_for_other_rounds_do_not_pay_for_the_last_one(tmp_path):
         header, entries = dict(ledger.header), ledger.entries
     path.unlink()
     head_path(path).unlink()
-    rest = {
-        name: value for name, value in header.items() if name not in ("format", "version", "config", "hash", "previous")
-    }
-    with Ledger.create(path, config_hash=header["config"], **rest) as forged:
+    rest = {name: value for name, value in header.items() if name not in ("format", "version", "hash", "previous")}
+    with Ledger.create(path, **rest) as forged:
         for entry in entries[:3]:
             forged.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
         forged.charge(1, entries[0].event, run=entries[0].run, noise="another")

@@ -114,8 +114,7 @@ class Ledger:
                 self.seals.append((len(self._after) - 1, record["run"], record["seal"]))
             self._after[-1].append(line_hash)
         self._paid = {entry.release: entry.event for entry in entries}
-        self._counts: Counter[Event] = Counter()
-        self._counted = 0
+        self._counts = Counter(entry.event for entry in entries)
         self._writer = writer
         self._read_only = writer is None and content is not None
         self.witnesses: list[LedgerWitness] = []
@@ -127,10 +126,10 @@ class Ledger:
 
     @classmethod
     @checked
-    def create(cls, path: str | Path, *, config_hash: str = "", **header: Any) -> Ledger:
+    def create(cls, path: str | Path, **header: Any) -> Ledger:
         """Create a ledger file; refuse to replace one. `header` may hold delta, adjacency and other facts about the run."""
         path = Path(path)
-        content = {"format": FORMAT, "version": VERSION, "config": config_hash, **header}
+        content = {"format": FORMAT, "version": VERSION, **header}
         try:
             writer = ChainWriter.create(path, content)
             return cls(content, [], writer, Chain(content, [], writer.hashes, 0, False))
@@ -243,6 +242,7 @@ class Ledger:
             self._after.append(self._append({**(note or {}), **named, "event": to_json(event)}))
             self._entries.append(entry)
             self._paid[entry.release] = event
+            self._counts[event] += 1
         self._move_witnesses()
         return paid is None
 
@@ -257,9 +257,6 @@ class Ledger:
 
     def charges(self) -> list[tuple[Event, int]]:
         """Return each distinct event and how often it was charged, as the accountants expect."""
-        # Called in every round: only new entries are hashed, so that the time does not grow with the number of rounds.
-        self._counts.update(entry.event for entry in self._entries[self._counted :])
-        self._counted = len(self._entries)
         return list(self._counts.items())
 
     def guarantee(self, delta: float) -> Guarantee:

@@ -76,11 +76,6 @@ def _composition(charges: Sequence[tuple[ReportEvent, int]]) -> str:
     return ("exact " if exact else "") + " and ".join(names)
 
 
-def delta(charges: Iterable[tuple[ReportEvent, int]], epsilon: float) -> float:
-    """Compute the exact δ(ε) of all reports together."""
-    return _Losses(_parts(charges)).delta(epsilon)
-
-
 def _parts(charges: Iterable[tuple[ReportEvent, int]]) -> dict[ThreePoint, int]:
     parts: Counter[ThreePoint] = Counter()
     for event, count in charges:

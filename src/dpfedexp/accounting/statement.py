@@ -396,15 +396,10 @@ def _remarks(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
     yield _changes(s)
     yield from _models_only(s, n)
     if s.nominal_epsilon_round is not None:
-        why = (
-            "the rule that chose the report's cap is safe but does not use up what it was given"
-            if s.nominal_epsilon_round > s.epsilon_round
-            else "the rule that chose the report's cap is not safe in so few dimensions, and spends more than it was given"
-        )
         yield (
             f"Nominal and exact: PrivUnit was asked for epsilon = {n['nominal_epsilon_round']} a round, the sum of its three "
-            f"parameters. What a report reveals, computed from its probabilities, is epsilon = {n['epsilon_round']}: {why}. All "
-            "the figures here come from the exact one."
+            f"parameters. What a report reveals, computed from its probabilities, is epsilon = {n['epsilon_round']}, because the "
+            "rule that chose the report's cap does not spend exactly what it is given. All the figures come from the exact one."
         )
     if s.large_delta:
         yield (

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dpfedexp.accounting.compose import compose
-from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent
-
-OTHER: dict[str, Adjacency] = {"replace-one": "add-remove", "add-remove": "replace-one"}
+from dpfedexp.accounting.events import Event, GaussianEvent
 
 NOT_LEFT_OUT = "the charges say what replacing a client changes, and not what leaving one out does"
 NO_ADD_REMOVE = "a client's own message shows that the client is there; only what it holds can be hidden"
@@ -63,7 +61,7 @@ def other_adjacency(charges: EventCounts, delta: float) -> tuple[View | None, st
             return None, ""
         if event.family == "report" and event.adjacency == "replace-one":
             return None, NOT_LEFT_OUT
-        turned.append((event.under(OTHER[event.adjacency]), n))
+        turned.append((event.under("add-remove" if event.adjacency == "replace-one" else "replace-one"), n))
     return (view(turned, delta), "") if turned else (None, "")
 
 

@@ -251,18 +251,13 @@ def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> l
     here, there = (samples_of(case, samples, seed, there) for there in (False, True))
     if not isinstance(event, GaussianEvent):
         return _reports(case, event, here, there, confidence)
-    return _gaussian_results(case.name, event, here, there, confidence)
-
-
-def _gaussian_results(name: str, event: GaussianEvent, here: Floats, there: Floats, confidence: float) -> list[Result]:
-    """The bounds that the best linear test between two samples of a release proves, with the claims of its event."""
     direction = discriminant(here[::2], there[::2])
     counts, detail = (len(here), len(there)), f"{len(here)} samples of each input"
 
     def result(unit: str, score: Score, claim: float) -> Result:
         power = bounds.power_of_shift(event.mu, counts, score, confidence)
         lower = bounds.lower_bound(here @ direction, there @ direction, score, confidence)
-        return Result("mechanism", name, unit, lower, claim, confidence, detail, power=power)
+        return Result("mechanism", case.name, unit, lower, claim, confidence, detail, power=power)
 
     epsilon = compose([(event, 1)], DELTA).epsilon
     return [result(f"ε at δ = {DELTA:g}", epsilon_score(DELTA), epsilon), result("μ", mu_score, event.mu)]

@@ -75,7 +75,3 @@ def main(command: typer.Typer = app) -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -86,21 +86,17 @@ def plan(
 
 def _of_file(path: Path) -> Plan:
     """Return the plan of a settings file; the number of clients is that of its data."""
-    from dpfedexp.algorithms.round import LargerCohort
     from dpfedexp.config import load
     from dpfedexp.config.problem import build
     from dpfedexp.engine.plan import Plan
 
     settings = load(path)
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
-    noise_cohort = settings.participation.noise_cohort
     require(algorithm.private, f"the algorithm of {str(path)!r} is {algorithm.name!r}, which is not private.")
     if settings.resolved is not None:
         population, dimension = settings.resolved.clients, settings.resolved.parameters
     else:
         population, dimension = public_sizes(settings, build(settings))
-    if noise_cohort is not None:
-        participation = LargerCohort(participation, noise_cohort, noise_cohort)
     return Plan.of(algorithm, participation, population, dimension, settings.run.rounds, settings.run.secure)
 
 

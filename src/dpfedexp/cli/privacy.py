@@ -31,8 +31,6 @@ RoundsOption = Annotated[int, typer.Option("--rounds", "-T", help="How many roun
 DeltaOption = Annotated[float, typer.Option("--delta", help="δ of the total.")]
 TargetOption = Annotated[float, typer.Option("--epsilon", "--target-epsilon", "-e", help="The ε that may be spent.")]
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
-INCOMPLETE = 4
-"""The exit code if a claim can't be checked because something is missing."""
 _VERDICTS = {
     "holds": "[bold green]The claim holds.[/]",
     "false": "[bold red]THE CLAIM DOES NOT HOLD. Do not rely on it.[/]",
@@ -80,10 +78,9 @@ class RoundOptions:
 
     def scaled(self, total: float) -> RoundOptions:
         """Return the options with PrivUnit's three ε scaled to sum to `total`."""
-        scale = total / (self.epsilon0 + self.epsilon1 + self.epsilon2)
-        return dataclasses.replace(
-            self, epsilon0=scale * self.epsilon0, epsilon1=scale * self.epsilon1, epsilon2=scale * self.epsilon2
-        )
+        epsilons = {name: getattr(self, name) for name in ("epsilon0", "epsilon1", "epsilon2")}
+        scale = total / sum(epsilons.values())
+        return dataclasses.replace(self, **{name: scale * value for name, value in epsilons.items()})
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -200,8 +197,7 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
         console = Console()
         console.print(table)
         console.print(_VERDICTS[result])
-    if result != "holds":
-        raise typer.Exit(1 if result == "false" else INCOMPLETE)
+    raise typer.Exit({"holds": 0, "false": 1, "incomplete": 4}[result])
 
 
 def _show_cost(event: Event, rounds: int, delta: float, about: dict[str, Any], as_json: bool) -> None:

@@ -289,10 +289,10 @@ def section(
         found = (_spread([last(run, name) for run in groups[label]]) for name in metrics)
         rows.append([label, *found, "–" if spent is None else f"{spent:.3f}"])
     columns = ["setting", *map(name_of, metrics), "ε of one run"]
-    measured = {
-        label: [{one["round"]: one.get(metric) for one in run.history} for run in groups[label]] for label in groups
-    }
-    curves = [band(label, measured[label]) for label in ranked[:MOST_CURVES]]
+    curves = [
+        band(label, [{one["round"]: one.get(metric) for one in run.history} for run in groups[label]])
+        for label in ranked[:MOST_CURVES]
+    ]
     few = "" if len(ranked) <= MOST_CURVES else f" The best {MOST_CURVES} of {len(ranked)} settings."
     caption = f"Mean over seeds, with a band of one standard deviation.{few}"
     seeds = max(len(group) for group in groups.values())

@@ -443,8 +443,7 @@ class RunDescription:
             **({} if not (votes := run.announced_votes()) else {"votes": votes}),
             **({"no_other_adjacency": self.no_other_adjacency} if self.no_other_adjacency else {}),
         }
-        public = outlets.recorded(LEDGER, header, secure=self.secure)
-        return {"config_hash": public.pop("config"), **public}
+        return outlets.recorded(LEDGER, header, secure=self.secure)
 
 
 def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) -> RunDescription:

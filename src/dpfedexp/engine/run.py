@@ -433,10 +433,8 @@ def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model:
 
     `header` describes the run of the copy, because another run may have created the ledger.
     """
-    own = {name: value for name, value in ledger.header.items() if name not in ("format", "version", "config")}
-    with Ledger.create(
-        folder / outlets.LEDGER, config_hash=str(ledger.header.get("config", "")), **{**own, **header}
-    ) as copy:
+    own = {name: value for name, value in ledger.header.items() if name not in ("format", "version")}
+    with Ledger.create(folder / outlets.LEDGER, **{**own, **header}) as copy:
         # Charges and seals keep their order, so that the copy holds the marks of the original's anchors.
         for number, entry in enumerate([None, *ledger.entries]):
             if entry is not None:
