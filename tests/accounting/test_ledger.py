@@ -473,7 +473,7 @@ def test_a_ledger_of_another_version_or_format_is_refused_however_it_is_opened(h
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("p", "much"), ("cap", None), ("epsilon2", [1]), ("k", None), ("nominal", "much")]
+    ("field", "value"), [("p", "much"), ("cap", None), ("epsilon2", (1,)), ("k", None), ("nominal", "much")]
 )
 def test_a_number_of_a_charge_that_is_none_is_found_when_the_ledger_is_opened(field, value, path):
     with Ledger.create(path) as ledger:

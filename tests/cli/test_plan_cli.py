@@ -5,9 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from dpfedexp.accounting import Sampling
 from dpfedexp.algorithms import dp_fedavg
 from dpfedexp.algorithms.round import Full
 from dpfedexp.cli import app
+from dpfedexp.cli.plan import _of_file
 from dpfedexp.engine.plan import Plan
 from dpfedexp.errors import InputError
 from dpfedexp.report.page import report
@@ -70,6 +72,12 @@ def test_a_runs_own_file_is_planned_with_its_own_numbers(tmp_path):
     assert (told["clients"], told["parameters"], told["mechanism"]) == (40, 3000, "central-gaussian")
     assert [one["code"] for one in told["advice"]] == ["no-signal"]
     assert "20 rounds" in told["advice"][0]["sentence"]
+
+
+def test_a_larger_deployment_is_planned_with_its_own_sampling(tmp_path):
+    (tmp_path / "run.toml").write_text(f'{RUN}[participation]\nkind = "fixed"\ncount = 4\nnoise_cohort = 20\n')
+    planned = _of_file(tmp_path / "run.toml")
+    assert (planned.population, planned.cohort, planned.sampling) == (200, 20, Sampling("fixed", 0.1))
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,7 @@ def demo(
         runs.setdefault(key, []).append(trained)
     section = _section(planned, runs, f"dpfedexp demo --seeds {seeds}")
     console = wide()
-    setup, *seen = section.text
-    replace(section, text=[setup]).show(console)
-    console.print(*seen, highlight=False)
+    section.show(console)
     console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in section.save(out)), highlight=False)
     console.print(f"Report: [bold]{report(out)}[/]", highlight=False)
 
