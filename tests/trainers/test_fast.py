@@ -35,9 +35,8 @@ def residual():
 
 
 def functional():
-    weight = nn.Parameter(0.3 * torch.randn(3, 128))
-    act = lambda self, x: self.scale(torch.relu(F.linear(torch.flatten(x, 1), self.weight)))  # noqa: E731
-    return Made(act, weight=weight, scale=nn.Linear(3, 3))
+    act = lambda self, x: self.scale(torch.relu(self.layer(torch.flatten(x, 1))))  # noqa: E731
+    return Made(act, layer=nn.Linear(128, 3, bias=False), scale=nn.Linear(3, 3))
 
 
 def encoder_layer(**options):
@@ -65,12 +64,11 @@ class Block(nn.Module):
     def __init__(self, dropout=0.0, *, weights=True):
         super().__init__()
         self.attention = nn.MultiheadAttention(WIDTH, 2, dropout, batch_first=True)
-        self.weight, self.bias = nn.Parameter(torch.rand(WIDTH)), nn.Parameter(torch.randn(WIDTH))
-        self.weights = weights
+        self.norm, self.weights = nn.LayerNorm(WIDTH), weights
 
     def forward(self, x):
         found, _ = self.attention(x, x, x, need_weights=self.weights)
-        return F.silu(F.layer_norm(x + found / 2, (WIDTH,), self.weight, self.bias)) + F.gelu(x, approximate="tanh")
+        return F.silu(self.norm(x + found / 2)) + F.gelu(x, approximate="tanh")
 
 
 def networks():
@@ -366,7 +364,7 @@ class Masked(nn.Module):
 
 class Crossed(Block):
     def forward(self, x):
-        return self.attention(x, F.silu(x), x)[0] + self.weight + self.bias
+        return self.norm(self.attention(x, F.silu(x), x)[0])
 
 
 @pytest.mark.parametrize(

@@ -152,9 +152,7 @@ class AdaptiveClip:
     def update(self, radius: float, noisy_fraction: float) -> float:
         """The next clip, C·exp(−rate·(b̃ − quantile)) in the range; b̃ is the released fraction of clients within the clip."""
         if isinstance(self.quantile, str):
-            raise InputError(
-                "the adaptive clip's quantile is 'auto' and has no value yet; it gets one when a run starts."
-            )
+            raise InputError("adaptive clip: quantile is 'auto' and has no value yet; it gets one when a run starts.")
         move = -self.rate * (noisy_fraction - self.quantile)
         if math.isnan(move):
             return radius

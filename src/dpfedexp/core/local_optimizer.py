@@ -382,10 +382,8 @@ class LocalOptimizer:
         Returns:
             The direction, [n, …]; it may be one of the arguments.
         """
-        raise InputError(
-            f"the local optimizer {type(self).__name__} has no method direction(w, gradient, moments, clock); define it, or use "
-            "Sgd."
-        )
+        name = type(self).__name__
+        raise InputError(f"the local optimizer {name} has no method direction(w, gradient, moments, clock); define it.")
 
     def tau_eta_l(self, tau: Count) -> Count:
         """τη_l: how far τ steps move a client along a constant gradient, per unit of that gradient.
@@ -422,10 +420,8 @@ class Sgd(LocalOptimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check("local momentum", self.momentum, lambda x: 0 <= x < 1, "a number in [0, 1)")
-        require(
-            not self.nesterov or self.momentum > 0,
-            "local nesterov is True without momentum; give momentum too, such as momentum=0.9.",
-        )
+        lacks = self.nesterov and not self.momentum
+        require(not lacks, "local nesterov is True without momentum; give momentum too, such as momentum=0.9.")
         _check("local weight_decay", self.weight_decay, lambda x: 0 <= x < math.inf, "a non-negative number")
 
     @property

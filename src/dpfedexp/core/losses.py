@@ -34,9 +34,7 @@ def resolve(loss: str | Loss | None, targets: Any) -> Loss:
     if isinstance(loss, type):
         raise InputError(f"loss is the class {loss.__name__}; pass an instance, {loss.__name__}().")
     if not callable(loss):
-        raise InputError(
-            f"loss is {loss!r}; it must be a name such as 'mse', a loss of torch, or a function (outputs, targets)."
-        )
+        raise InputError(f"loss is {loss!r}; give a name such as 'mse', a loss of torch, or a function.")
     return from_torch(loss) or loss
 
 
@@ -413,9 +411,7 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
             f"{first.removesuffix('.')}{remedy}."
         ) from error
     if not isinstance(losses, Tensor):
-        raise InputError(
-            f"the loss returned a {type(losses).__name__}; it must return a tensor, one number per example."
-        )
+        raise InputError(f"the loss returned a {type(losses).__name__}; it must return a tensor, one number per row.")
     other_shape = both and outputs.shape != targets.shape and same_but_singletons(outputs, targets)
     if other_shape and _mixes(loss, outputs, targets):
         raise InputError(
@@ -444,10 +440,7 @@ def output_warning(loss: Loss, outputs: Any) -> str | None:
     while step is not None and (last := step.name().partition("Backward")[0]) in _SHAPING:
         last, step = "", step.next_functions[0][0] if step.next_functions else None
     if traits.kind == "binary" and traits.threshold == 0.0 and last == "Sigmoid":
-        return (
-            "the model ends with a sigmoid, and the loss applies one itself, to logits: leave the model's out, or choose "
-            "loss=nn.BCELoss()."
-        )
+        return "the model ends with a sigmoid, and the loss has its own: leave the model's out, or choose nn.BCELoss()."
     if traits.kind == "classes" and last == "Softmax":
         return "the model ends with a softmax, and the loss takes logits: leave the softmax out."
     if traits.log_probabilities and bool((outputs > 0).any()):

@@ -285,9 +285,7 @@ def add_noise(
     """
     units = values / step
     if not torch.equal(units, units.round()):
-        raise InputError(
-            "the sums are not on the lattice of secure noise; all of them must come from a secure mechanism."
-        )
+        raise InputError("the sums are not on the lattice of secure noise; all must come from a secure mechanism.")
     # The next larger float, so that rounding of the quotient never makes the noise smaller.
     scale = math.nextafter(deviation / step, math.inf)
     if strict:

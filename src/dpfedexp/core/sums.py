@@ -85,10 +85,8 @@ class Vote(VoteSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            is_number(self.noise) and 0 <= self.noise < math.inf,
-            f"the vote {self.name!r} has noise {self.noise}; it must be a positive number.",
-        )
+        known = is_number(self.noise) and 0 <= self.noise < math.inf
+        require(known, f"the vote {self.name!r} has noise {self.noise}; it must be a positive number.")
 
 
 def within_clip_vote(noise: float) -> Vote:

@@ -150,49 +150,26 @@ def read_rows(field: str, client: Any) -> tuple[Any, Any]:
 
 
 def _of_loader(field: str, loader: data.DataLoader[Any]) -> tuple[Any, Any]:
-    """Read a loader's rows, all of them and in order: shuffled rows would make a different federation each time."""
+    """Read the data set of a loader, in its order: shuffled rows would make a different federation each time."""
+    rows, sampler = loader.dataset, loader.sampler
     require(
         not loader.drop_last,
         f"{field} is a DataLoader with drop_last=True, which loses rows; give its dataset, or drop_last=False "
         "(batches are made by the local optimizer's batch_size).",
     )
-    if not isinstance(loader.dataset, data.IterableDataset):
-        sampler = loader.sampler
-        # Only these samplers visit every row once, so that the order of the data set can be restored.
-        whole = type(sampler) is data.SequentialSampler or (
-            type(sampler) is data.RandomSampler
-            and not sampler.replacement
-            and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-        )
-        require(
-            whole and (loader.batch_size is not None or loader.batch_sampler is None),
-            f"{field} is a DataLoader with a custom sampler; pass the client's rows, such as torch.utils.data.Subset(dataset, "
-            "indices).",
-        )
-        if loader.collate_fn is data.default_collate:
-            return read_rows(field, loader.dataset)
-        # The loader gets its own generator: it would otherwise draw a number from torch's whenever it is read.
-        own = torch.Generator()
-        loader = data.DataLoader(
-            loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, generator=own
-        )
-    return read_rows(field, list(loader)) if loader.batch_size is None else _of_batches(field, loader)
-
-
-def _of_batches(field: str, batches: Iterable[Any]) -> tuple[Any, Any]:
-    inputs: list[Tensor] = []
-    targets: list[Tensor] = []
-    for number, batch in enumerate(batches):
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise InputError(f"{field}[{number}] is {wrong_item(batch)}")
-        for parts, name, value in ((inputs, "inputs", batch[0]), (targets, "targets", batch[1])):
-            parts.append(as_tensor(f"{field}[{number}] {name}", value))
-            require(
-                parts[-1].shape[1:] == parts[0].shape[1:],
-                f"{field}[{number}] {name} has rows of shape {tuple(parts[-1].shape[1:])}, while the first batch has "
-                f"{tuple(parts[0].shape[1:])}; pad or crop all to one public shape in collate_fn.",
-            )
-    return (torch.cat(inputs), torch.cat(targets)) if inputs else ([], [])
+    require(
+        loader.collate_fn in (data.default_collate, data.default_convert),
+        f"{field} is a DataLoader with a custom collate_fn; give a data set whose items are pairs (input, target) of one shape.",
+    )
+    # Only these samplers visit every row once, so that the order of the data set can be restored.
+    whole = type(sampler) is data.SequentialSampler or (
+        type(sampler) is data.RandomSampler and not sampler.replacement and sampler.num_samples == len(rows)  # type: ignore[arg-type]
+    )
+    require(
+        isinstance(rows, data.IterableDataset) or (whole and (loader.batch_size or loader.batch_sampler is None)),
+        f"{field} is a DataLoader with a custom sampler; pass the client's rows, such as torch.utils.data.Subset(dataset, rows).",
+    )
+    return read_rows(field, rows)
 
 
 def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]:
@@ -221,10 +198,7 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
         x = as_inputs(f"clients[{number}] inputs", pair[0])
         y = as_tensor(f"clients[{number}] targets", pair[1])
         sizes.append(len(y))
-        require(
-            rows(x) == len(y),
-            f"clients[{number}] has {rows(x)} inputs and {len(y)} targets; there must be one target per row.",
-        )
+        require(rows(x) == len(y), f"clients[{number}] has {rows(x)} inputs and {len(y)} targets; give one per row.")
         # The shape and the type of an empty array are not used.
         if len(y):
             inputs.append((number, x))
@@ -282,7 +256,7 @@ def wrong_item(item: Any) -> str:
     if isinstance(item, dict):
         keys = ", ".join(map(repr, item))
         return (
-            f"a dict with {keys}; it must be a pair (input, target): make pairs of it in the data set or its collate_fn, "
+            f"a dict with {keys}; it must be a pair (input, target): make pairs of it in the data set, "
             "or give tables with named columns to Federation.from_datasets."
         )
     return f"a {type(item).__name__}; it must be a pair (input, target)."

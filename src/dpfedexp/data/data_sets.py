@@ -261,24 +261,20 @@ def read_idx(path: Path | str, dimensions: int | None = None) -> NDArray[np.uint
 
 def _array(path: Path, file: IO[bytes], dimensions: int | None) -> NDArray[np.uint8]:
     head = file.read(4)
-    known = len(head) == 4 and head[:3] == b"\0\0\x08" and 1 <= head[3] <= 8
-    require(known, f"{path} is not an IDX file of bytes: it begins with {head.hex(' ') or 'nothing'}.")
-    rank = head[3]
-    require(
-        dimensions in (None, rank),
-        f"{path} holds an array of {rank} dimension(s); one of {dimensions} is expected here.",
-    )
+    rank = head[3] if head[:3] == b"\0\0\x08" and len(head) == 4 else 0
     lengths = file.read(4 * rank)
-    require(len(lengths) == 4 * rank, f"{path} is cut off inside its header.")
+    known = 1 <= rank <= 8 and len(lengths) == 4 * rank
+    require(known, f"{path} is not an IDX file of bytes: it begins with {(head + lengths).hex(' ') or 'nothing'}.")
+    fits = dimensions in (None, rank)
+    require(fits, f"{path} holds an array of {rank} dimension(s); one of {dimensions} is expected here.")
     shape = struct.unpack(f">{rank}I", lengths)
     claimed = math.prod(shape)
     stated = f"its header says {' × '.join(map(str, shape))} values, {claimed} bytes"
-    require(claimed > 0, f"{path} holds no data: {stated}.")
-    require(claimed <= _LARGEST, f"{path} is not plausible: {stated}, and at most {_LARGEST} are accepted.")
+    require(0 < claimed <= _LARGEST, f"{path} is not plausible: {stated}; 1 to {_LARGEST} are accepted.")
     # Memory grows with the file's real content, not with the size that its header claims.
     body = bytearray()
     while chunk := file.read(min(_CHUNK, claimed + 1 - len(body))):
         body += chunk
-    require(len(body) >= claimed, f"{path} is cut off: {stated}, and {len(body)} follow.")
-    require(len(body) == claimed, f"{path} is too long: {stated}, and more follow.")
+    follow = "more" if len(body) > claimed else len(body)
+    require(len(body) == claimed, f"{path} is damaged: {stated}, and {follow} follow.")
     return np.frombuffer(body, dtype=np.uint8).reshape(shape)

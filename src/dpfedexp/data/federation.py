@@ -220,9 +220,7 @@ class Federation:
         tables = partitions(dataset, clients)
         if tables is None:
             if by is None:
-                raise InputError(
-                    "by is missing; name the column that says which client holds a row, or give one data set per client."
-                )
+                raise InputError("by is missing; name the column of client ids, or give one data set per client.")
             return cls.from_pandas(
                 dataset, by=by, target=target, features=features, categories=categories, clients=clients, **options
             )
@@ -375,9 +373,7 @@ class Federation:
         clients = torch.as_tensor(clients, dtype=torch.int64).cpu()
         positions = torch.as_tensor(positions, dtype=torch.int64).cpu()
         inside = (positions >= 0) & (positions < self.sizes[clients][:, None, None])
-        require(
-            bool(inside.all()), "positions reach outside the rows that a client holds; they run from 0 to its size - 1."
-        )
+        require(bool(inside.all()), "positions reach outside the rows that a client holds (0 to its size - 1).")
         n, steps, s = positions.shape
         held = self.rows[self.offsets[clients][:, None, None] + positions].transpose(0, 1).reshape(steps, n * s)
         rows = held.to(self._on(device)[1].device)

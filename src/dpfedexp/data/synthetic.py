@@ -26,10 +26,8 @@ class SyntheticProblem:
 
     def distance(self, w: Tensor) -> float:
         """‖w − w*‖, the paper's error measure."""
-        require(
-            w.numel() == self.optimum.numel(),
-            f"w has {w.numel()} numbers; this problem has dimension {self.optimum.numel()}.",
-        )
+        d = self.optimum.numel()
+        require(w.numel() == d, f"w has {w.numel()} numbers; this problem has dimension {d}.")
         return float(torch.linalg.vector_norm(w.detach().cpu().double().flatten() - self.optimum.double()))
 
 

@@ -58,10 +58,7 @@ class Columns:
             client = clients[number] if clients is not None else number
             parts = {name: self._column(table, client, name) for name in (*targets, *features)}
             lengths = {len(part) for part in parts.values()}
-            require(
-                len(lengths) == 1,
-                f"the columns have {' and '.join(map(str, sorted(lengths)))} rows; they must have equally many.",
-            )
+            require(len(lengths) == 1, f"the columns have {sorted(lengths)} rows; they must have equally many.")
             sizes.append(lengths.pop())
             for name, part in parts.items():
                 columns.setdefault(name, []).append(part)
@@ -173,9 +170,7 @@ def partitions(source: Any, clients: int | None) -> Iterable[Any] | None:
     if hasattr(source, "load_partition"):
         count = getattr(source, "num_partitions", clients)
         if count is None:
-            raise InputError(
-                "the data set does not say how many partitions it has; give their number, such as clients=100."
-            )
+            raise InputError("the data set does not say how many partitions it has; give their number, clients=100.")
         return (source.load_partition(number) for number in range(count))
     return source if isinstance(source, list | tuple) else None
 
@@ -234,10 +229,7 @@ def _join(name: Hashable, parts: list[NDArray[Any]]) -> NDArray[Any]:
     """Concatenate a column of several clients, at least one of which has rows; empty clients do not affect its type."""
     full = [part for part in parts if len(part)]
     shapes = {part.shape[1:] for part in full}
-    require(
-        len(shapes) == 1,
-        f"column {name!r} has rows of the shapes {sorted(shapes)}; all clients must agree on one shape.",
-    )
+    require(len(shapes) == 1, f"column {name!r} has rows of the shapes {sorted(shapes)}; all clients must agree.")
     mixed = len({part.dtype.kind in "biuf" for part in full}) > 1
     return np.concatenate([part.astype(object) for part in full] if mixed else full)
 
@@ -284,25 +276,17 @@ def _of_objects(name: Hashable, values: NDArray[Any], advice: str) -> NDArray[An
         try:
             return np.stack([np.asarray(value) for value in values])
         except ValueError:
-            raise InputError(
-                f"column {name!r} has rows of different shapes; pad or crop them to one public shape."
-            ) from None
+            raise InputError(f"column {name!r} has rows of different shapes; pad or crop them to one.") from None
     kind = next(kind for kind in kinds if not issubclass(kind, _NUMBERS))
-    raise InputError(
-        f"column {name!r} holds a {kind.__name__}; it must hold numbers, booleans, or arrays of one shape in every row."
-    )
+    raise InputError(f"column {name!r} holds a {kind.__name__}; it must hold numbers, booleans or arrays of one shape.")
 
 
 def client_files(path: str | Path, files: str) -> list[Path]:
     """The clients' files, sorted by name; hidden files are skipped."""
     folder = Path(path)
-    require(
-        folder.is_dir(), f"path is {str(path)!r}, which is no folder; give the folder that holds one file per client."
-    )
+    require(folder.is_dir(), f"path is {str(path)!r}, which is no folder; give the folder that holds one file each.")
     found = sorted(file for file in folder.glob(files) if not file.name.startswith("."))
-    require(
-        len(found) > 0, f"path is {str(path)!r}, where no file is called {files!r}; there must be one file per client."
-    )
+    require(len(found) > 0, f"path is {str(path)!r}, where no file is called {files!r}; give one per client.")
     for file in found:
         require(
             file.is_file() and file.suffix in _READERS,
@@ -332,9 +316,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise
     except (OSError, EOFError, ValueError, KeyError, SafetensorError, zipfile.BadZipFile) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise InputError(
-            f"{file.name!r} can't be read as {file.suffix}: {first}; rewrite it or move it away."
-        ) from None
+        raise InputError(f"{file.name!r} can't be read as {file.suffix}: {first}; rewrite it or move it.") from None
 
 
 def _npz(file: Path) -> dict[str, Any]:
@@ -350,10 +332,7 @@ def _csv(file: Path) -> dict[str, Any]:
         require(len(set(header)) == len(header), f"{file.name!r} names a column twice; rename one of them.")
         rows = [row for row in reader if row]
     for number, row in enumerate(rows):
-        require(
-            len(row) == len(header),
-            f"{file.name!r} has {len(row)} values in row {number} and {len(header)} columns; give one value per column.",
-        )
+        require(len(row) == len(header), f"{file.name!r} has {len(row)} values in row {number}; give one per column.")
     return {name: [row[at].strip() for row in rows] for at, name in enumerate(header)}
 
 

@@ -110,7 +110,9 @@ class Drawing(TorchFunctionMode):
         if whole(func, args):
             self.fused = True
             layers, p, train = args[4:7]
-            if one_by_one(func, args) or (self.key is not None and train and p > 0 and layers > 1):
+            # torch would run this call for the clients of `vmap` one after the other.
+            many = any(batched(part) for part in (args[0], *_states(args[1]), *args[2]))
+            if many or (self.key is not None and train and p > 0 and layers > 1):
                 return recurrent(CELLS[func], *args, drop=self.dropped)
         rule = None if self.key is None else _RULES.get(func)
         # A call with a generator or an output tensor of its own is left to torch.
@@ -234,30 +236,6 @@ def _bernoulli(mode: Drawing, input: Tensor, *args: Any, **options: Any) -> Any:
     return (mode.uniform(input.shape, torch.float64) < input).to(input.dtype)
 
 
-def _whole(mode: Drawing, given: Sequence[Any], shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-    """Draw whole numbers below the given one, or between the two given, as uniform as a double allows."""
-    low, high = map(int, given if len(given) == 2 else (0, *given))
-    share = mode.uniform(shape, torch.float64)
-    return (low + (share * (high - low)).long()).clamp_max(high - 1).to(dtype or torch.int64)
-
-
-def _randint(mode: Drawing, *args: Any, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
-    first = [options["low"]] if "low" in options else []
-    *numbers, size = [*first, *args, *(options[name] for name in ("high", "size") if name in options)]
-    return _whole(mode, numbers, _shape_of((size,)), dtype).to(device)
-
-
-def _randint_like(mode: Drawing, input: Tensor, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
-    numbers = [*args, *(options[name] for name in ("low", "high") if name in options)]
-    return _whole(mode, numbers, input.shape, dtype or input.dtype)
-
-
-def _random_in(mode: Drawing, input: Tensor, *args: int, **options: int) -> Tensor:
-    numbers = [*args, *(options[name] for name in ("from", "to") if name in options)]
-    most = 2**24 if input.is_floating_point() else 2**31
-    return _whole(mode, numbers or [most], input.shape, input.dtype)
-
-
 def _randperm(mode: Drawing, n: int, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
     return mode.uniform((n,), torch.float64).argsort().to(device, dtype or torch.int64)
 
@@ -318,11 +296,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     torch.randn_like: _like(_normal),
     torch.bernoulli: _bernoulli,
     Tensor.bernoulli: _bernoulli,
-    torch.randint: _randint,
-    torch.randint_like: _randint_like,
     torch.randperm: _randperm,
     torch.normal: _torch_normal,
-    Tensor.random_: _filled(_random_in),
     Tensor.uniform_: _filled(_uniform_in),
     Tensor.normal_: _filled(lambda mode, x, mean=0.0, std=1.0: mean + std * _normal(mode, x.shape, x.dtype)),
     Tensor.bernoulli_: _filled(lambda mode, x, p=0.5: mode.uniform(x.shape, torch.float64) < p),
@@ -476,11 +451,6 @@ def without_flat_weights(module: nn.Module) -> nn.Module:
 def _nothing(*args: Any) -> None: ...
 
 
-def one_by_one(func: Any, args: Sequence[Any]) -> bool:
-    """Whether torch would run this call of a recurrent layer for the clients of `vmap` one after the other."""
-    return whole(func, args) and any(batched(part) for part in (args[0], *_states(args[1]), *args[2]))
-
-
 def whole(func: Any, args: Sequence[Any]) -> bool:
     """Whether `recurrent` supports this call: no packed sequences of different lengths, and no LSTM with projections."""
     if func not in CELLS or not isinstance(args[3], bool):
@@ -558,9 +528,8 @@ def with_explicit_masks(module: nn.Module) -> nn.Module:
     interfaces = [getattr(transformers, name, None) for name in ("AttentionInterface", "AttentionMaskInterface")]
     if kind is None or None in interfaces:
         return module
-    models = [
-        part for part in module.modules() if isinstance(part, kind) and part.config._attn_implementation == "sdpa"
-    ]
+    parts = (part for part in module.modules() if isinstance(part, kind))
+    models = [part for part in parts if part.config._attn_implementation == "sdpa"]
     if models:
         _register(*interfaces)
     for model in models:

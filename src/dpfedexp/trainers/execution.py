@@ -42,10 +42,8 @@ class Execution:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        require(
-            self.chunk_size is None or is_count(self.chunk_size),
-            f"chunk_size is {self.chunk_size!r}; it must be a positive whole number.",
-        )
+        known = self.chunk_size is None or is_count(self.chunk_size)
+        require(known, f"chunk_size is {self.chunk_size!r}; it must be a positive whole number.")
         check_trainer(self.trainer)
         known = self.precision in get_args(Precision)
         require(known, f"precision is {self.precision!r}; it must be 'fp32', 'tf32' or 'bf16'.")

@@ -63,9 +63,8 @@ class ClientTransform:
             found = self.transform(x)
         rows = {len(value) if isinstance(value, Tensor) and value.dim() else -1 for value in leaves(found)}
         if rows != {len(leaves(x)[0])}:
-            raise InputError(
-                f"the federation's transform returned {shape_of(found)} for {shape_of(x)}; it must keep one row per example."
-            )
+            shapes = f"{shape_of(found)} for {shape_of(x)}"
+            raise InputError(f"the federation's transform returned {shapes}; it must keep one row per example.")
         return found
 
 

@@ -125,9 +125,8 @@ class Program:
             if step.output not in self.differentiated:
                 continue
             wanted = any(i in self.differentiated for i in step.inputs)
-            of_params, of_inputs = step.op.backward(
-                self._given(step, params, len(outputs)), kept, gradients.pop(step.output), wanted
-            )
+            given = self._given(step, params, len(outputs))
+            of_params, of_inputs = step.op.backward(given, kept, gradients.pop(step.output), wanted)
             for i, gradient in zip(step.inputs, of_inputs, strict=True):
                 if i in self.differentiated and gradient is not None:
                     gradients[i] = gradients[i] + gradient if i in gradients else gradient

@@ -296,23 +296,15 @@ class _Translation:
     def _function(self, node: fx.Node) -> None:
         target, args, kwargs = node.target, node.args, node.kwargs
         name = getattr(target, "__name__", str(target))
-        if target is F.linear:
-            weight, bias = _bound(("weight", "bias"), args, kwargs)
-            names = self._names(weight, bias)
-            op: Op | None = ops.Linear(len(names) == 2)
-        elif target is F.layer_norm:
-            shape, weight, bias, eps = _bound(("normalized_shape", "weight", "bias", "eps"), args, kwargs)
-            refuse(not all(isinstance(size, int) for size in shape), "a LayerNorm of a computed shape")
-            names = self._names(weight, bias)
-            refuse(weight is None and bias is not None, "a LayerNorm of a bias alone")
-            op = Function(partial(ops.normalized, shape=tuple(shape), eps=1e-5 if eps is None else eps))
-        elif target is F.dropout:
-            p, training, inplace = _bound(("p", "training", "inplace"), args, kwargs)
-            p, training = 0.5 if p is None else p, True if training is None else training
+        names: tuple[str, ...] = ()
+        op: Op | None
+        if target is F.dropout:
+            given: dict[str, Any] = {"p": 0.5, "training": True, "inplace": False}
+            p, training, inplace = (given | dict(zip(given, args[1:], strict=False)) | kwargs).values()
             refuse(not isinstance(p, float) or not isinstance(training, bool) or bool(inplace), "this dropout")
             self.values[node] = self._dropout(self._value(args[0]), p if training else 0.0, False)
             return
-        elif target in _ADDS and not kwargs and len(args) == 2 and all(isinstance(a, fx.Node) for a in args):
+        if target in _ADDS and not kwargs and len(args) == 2 and all(isinstance(a, fx.Node) for a in args):
             own = [a for a in args if isinstance(a, fx.Node) and a.op == "get_attr"]
             if len(own) != 1:
                 self.values[node] = self.emit(Function(ops.added), tuple(self._value(a) for a in args))
@@ -320,7 +312,7 @@ class _Translation:
             args = tuple(a for a in args if a is not own[0])
             op, names = Function(ops.with_parameter), (str(own[0].target),)
         else:
-            op, names = self._plain(target, args, kwargs), ()
+            op = self._plain(target, args, kwargs)
         if op is None:
             raise Unsupported(f"the call of {name} has no rule")
         self.values[node] = self.emit(op, (self._value(args[0]),), names)
@@ -347,12 +339,6 @@ class _Translation:
             return by_sample(lambda x: x[:, index[0]]) if _numbers(index) and isinstance(index[0], int) else None
         return None
 
-    def _names(self, *given: Any) -> tuple[str, ...]:
-        """The names of parameters that are arguments of a function; None is skipped."""
-        names = [str(part.target) for part in given if isinstance(part, fx.Node) and part.op == "get_attr"]
-        refuse(len(names) != sum(part is not None for part in given), "a function of computed weights")
-        return tuple(names)
-
     def _value(self, node: Any) -> int:
         if not isinstance(node, fx.Node) or node not in self.values:
             raise Unsupported("a layer reads something that is not a value of the network")
@@ -370,12 +356,6 @@ class _Translation:
         output = len(self.steps) + 1
         self.steps.append(ProgramStep(op, inputs, output, params))
         return output
-
-
-def _bound(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """A function's arguments after its input, None for those that are not given."""
-    given = dict(zip(names, args[1:], strict=False)) | kwargs
-    return [given.get(name) for name in names]
 
 
 def _numbers(given: Sequence[Any]) -> bool:
