@@ -144,16 +144,11 @@ def match_shapes(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, T
     outputs = output_tensor(outputs)
     if outputs.shape != targets.shape:
         if not same_but_singletons(outputs, targets):
-            classes = targets.is_floating_point() and targets.shape[1:].numel() == 1
-            raise InputError(
-                f"{name} needs one output for every target: the model returns {shape(outputs)} and the targets are "
-                f"{shape(targets)}; give the last layer as many outputs as an example has targets"
-                + (
-                    ", or, if the targets are classes, make them whole numbers, one for each row (int64)."
-                    if classes
-                    else "."
-                )
-            )
+            shapes = f"the model returns {shape(outputs)} and the targets are {shape(targets)}"
+            remedy = "give the last layer as many outputs as an example has targets"
+            if targets.is_floating_point() and targets.shape[1:].numel() == 1:
+                remedy += ", or, if the targets are classes, make them whole numbers, one for each row (int64)"
+            raise InputError(f"{name} needs one output for every target: {shapes}; {remedy}.")
         outputs = outputs.reshape(targets.shape)
     return outputs, targets if targets.is_floating_point() else targets.to(outputs.dtype)
 
@@ -364,7 +359,6 @@ def _traits_of(module: nn.Module) -> LossTraits:
 
 
 def _options(module: nn.Module) -> dict[str, str]:
-    """The options that differ from torch's defaults, as text."""
     found = {}
     for name, parameter in inspect.signature(type(module)).parameters.items():
         value = getattr(module, name, parameter.default)
@@ -422,10 +416,8 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
     if tuple(losses.shape) != (batch,):
         several = losses.dim() > 1 and len(losses) == batch
         remedy = "with losses.flatten(1).mean(1)" if several else "with reduction='none'"
-        raise InputError(
-            f"the loss returned shape {tuple(losses.shape)} for a batch of {batch}; it must return one number per example, "
-            f"for example {remedy}."
-        )
+        wrong = f"the loss returned shape {tuple(losses.shape)} for a batch of {batch}"
+        raise InputError(f"{wrong}; it must return one number per example, for example {remedy}.")
     if not losses.is_floating_point() or losses.dtype == torch.float16:
         raise InputError(f"the loss returned {losses.dtype}; it must return float32 or float64.")
 

@@ -152,11 +152,7 @@ def read_rows(field: str, client: Any) -> tuple[Any, Any]:
 def _of_loader(field: str, loader: data.DataLoader[Any]) -> tuple[Any, Any]:
     """Read the data set of a loader, in its order: shuffled rows would make a different federation each time."""
     rows, sampler = loader.dataset, loader.sampler
-    require(
-        not loader.drop_last,
-        f"{field} is a DataLoader with drop_last=True, which loses rows; give its dataset, or drop_last=False "
-        "(batches are made by the local optimizer's batch_size).",
-    )
+    require(not loader.drop_last, f"{field} is a DataLoader with drop_last=True, which loses rows; give its dataset.")
     require(
         loader.collate_fn in (data.default_collate, data.default_convert),
         f"{field} is a DataLoader with a custom collate_fn; give a data set whose items are pairs (input, target) of one shape.",
@@ -179,11 +175,8 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
     """
     # A single loader or data set would turn every batch or row into a client.
     one = next((kind for kind in (data.DataLoader, data.Dataset) if isinstance(clients, kind)), None)
-    require(
-        one is None,
-        f"clients is a single {one and one.__name__}; pass a list with one per client, or split its rows with "
-        "Federation.iid(inputs, targets, clients=…).",
-    )
+    kind = one and one.__name__
+    require(one is None, f"clients is a single {kind}; pass a list with one per client, or split its rows (iid).")
     inputs: list[tuple[int, Any]] = []
     targets: list[tuple[int, Tensor]] = []
     sizes: list[int] = []
@@ -222,20 +215,16 @@ def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
             raise InputError(f"{field}[{number}] is {wrong_item(item)}")
         for part, (name, value) in enumerate(zip(("input", "target"), item, strict=True)):
             if not isinstance(value, Tensor | np.ndarray | int | float | np.generic | list | tuple):
-                raise InputError(
-                    f"{field}[{number}] {name} is a {type(value).__name__}; it must be a tensor, an array or a number. "
-                    "Give the data set a transform that makes tensors."
-                )
+                what = f"{field}[{number}] {name} is a {type(value).__name__}"
+                raise InputError(f"{what}; it must be a tensor, an array or a number, which a transform can make.")
             row = value[None] if isinstance(value, Tensor) else np.asarray(value)[None]
             tensor = as_tensor(f"{field}[{number}] {name}", row)[0]
             if number == 0:
                 stacked.append(torch.empty((len(dataset), *tensor.shape), dtype=tensor.dtype))
             expected = stacked[part]
             if tensor.shape != expected.shape[1:] or tensor.dtype != expected.dtype:
-                raise InputError(
-                    f"{field}[{number}] {name} is {_kind(tensor)}, while the first item's is {_kind(expected[0])}; "
-                    "all items must agree."
-                )
+                kinds = f"{_kind(tensor)}, while the first item's is {_kind(expected[0])}"
+                raise InputError(f"{field}[{number}] {name} is {kinds}; all items must agree.")
             expected[number] = tensor
     return stacked[0], stacked[1]
 
@@ -266,12 +255,9 @@ def _join(pieces: list[tuple[int, Any]]) -> Any:
     """Concatenate the inputs of all clients with rows, in order; all must have the same structure."""
     start, first = pieces[0]
     for number, piece in pieces:
-        dicts = isinstance(piece, dict) and isinstance(first, dict)
-        require(
-            piece.keys() == first.keys() if dicts else _structure(piece) == _structure(first),
-            f"clients[{number}] inputs is {_structure(piece)}, while that of clients[{start}] is {_structure(first)}; "
-            "all clients must agree.",
-        )
+        found, expected = _structure(piece), _structure(first)
+        there = f"clients[{number}] inputs is {found}, while that of clients[{start}] is {expected}"
+        require(found == expected, f"{there}; all clients must agree.")
     if isinstance(first, Tensor):
         return _concatenate("inputs", pieces)
     keys = list(first) if isinstance(first, dict) else range(len(first))
@@ -281,7 +267,7 @@ def _join(pieces: list[tuple[int, Any]]) -> Any:
 
 def _structure(inputs: Any) -> str:
     if isinstance(inputs, dict):
-        return f"a dict of {', '.join(map(repr, inputs))}"
+        return f"a dict of {', '.join(sorted(map(repr, inputs)))}"
     return f"a tuple of {len(inputs)} arrays" if isinstance(inputs, tuple) else "one array"
 
 
@@ -290,10 +276,8 @@ def _concatenate(field: str, pieces: list[tuple[int, Tensor]]) -> Tensor:
     start, first = pieces[0]
     for number, piece in pieces:
         if piece.shape[1:] != first.shape[1:] or _family(piece) != _family(first):
-            raise InputError(
-                f"clients[{number}] {field} is {_kind(piece[0])} per row, "
-                f"while that of clients[{start}] is {_kind(first[0])}; all clients must agree."
-            )
+            kinds = f"{_kind(piece[0])} per row, while that of clients[{start}] is {_kind(first[0])}"
+            raise InputError(f"clients[{number}] {field} is {kinds}; all clients must agree.")
     return torch.cat([piece for _, piece in pieces])
 
 

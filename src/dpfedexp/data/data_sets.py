@@ -105,15 +105,10 @@ def load_mnist(data: Path | str | None = None) -> DataSet:
         if path
     )
     for part, images, labels in (("train", train_images, train_labels), ("t10k", test_images, test_labels)):
-        require(
-            len(images) == len(labels),
-            f"{folder} has {len(images)} {part} images and {len(labels)} {part} labels; there must be as many.",
-        )
-    require(
-        train_images.shape[1:] == test_images.shape[1:],
-        f"{folder} has train images of shape {tuple(train_images.shape[1:])} and t10k images of shape "
-        f"{tuple(test_images.shape[1:])}; they must be the same.",
-    )
+        counts = f"{len(images)} {part} images and {len(labels)} {part} labels"
+        require(len(images) == len(labels), f"{folder} has {counts}; there must be as many.")
+    shapes = [tuple(images.shape[1:]) for images in (train_images, test_images)]
+    require(shapes[0] == shapes[1], f"{folder} has images of shapes {shapes[0]} (train) and {shapes[1]} (t10k).")
     return DataSet(train_images[:, None], train_labels, (test_images[:, None], test_labels))
 
 
@@ -126,11 +121,8 @@ def find_mnist(data: Path | str | None = None) -> Path | None:
     base = Path(named).expanduser()
     best = min((base, base / "mnist"), key=lambda folder: len(_missing(folder)))
     lacks = _missing(best)
-    require(
-        not lacks,
-        f"{source} is {str(named)!r}, but the folder {best} lacks {', '.join(lacks)} (each plain or with .gz); "
-        f"put {'it' if len(lacks) == 1 else 'them'} there, or name another folder.",
-    )
+    found = f"{source} is {str(named)!r}, but the folder {best} lacks {', '.join(lacks)} (each plain or with .gz)"
+    require(not lacks, f"{found}; put what is missing there, or name another folder.")
     return best
 
 
@@ -166,10 +158,8 @@ def _records(path: Path) -> Tensor:
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         raise InputError(f"{str(path)!r} can't be read: {error.strerror}.") from None
-    require(
-        len(content) > 0 and len(content) % RECORD == 0,
-        f"{str(path)!r} has {len(content)} bytes; a file of CIFAR-10 holds images of {RECORD} bytes each.",
-    )
+    size = len(content)
+    require(size > 0 and size % RECORD == 0, f"{str(path)!r} has {size} bytes; CIFAR-10 has {RECORD} for each image.")
     records = torch.from_numpy(content).view(-1, RECORD)
     highest = int(records[:, 0].max())
     require(highest < 10, f"{str(path)!r} has the label {highest}; CIFAR-10 has labels 0 to 9.")

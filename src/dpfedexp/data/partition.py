@@ -37,10 +37,8 @@ def as_assignment(assignment: Any, examples: int, clients: int | None = None) ->
     if clients is None:
         return split
     held = len(split.offsets) - 1
-    require(
-        isinstance(clients, int) and clients >= held,
-        f"clients is {clients!r}, but there are {held} already; it must be a whole number of at least that.",
-    )
+    known = isinstance(clients, int) and clients >= held
+    require(known, f"clients is {clients!r}, but there are {held} already; it must be at least as many.")
     rest = np.full(clients - held, split.offsets[-1], dtype=np.int64)
     return Assignment(split.rows, np.concatenate([split.offsets, rest]))
 
@@ -50,11 +48,8 @@ def _as_assignment(assignment: Any, examples: int) -> Assignment:
         _check_rows(assignment.rows, examples)
         offsets = np.asarray(assignment.offsets)
         whole = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == len(assignment.rows)
-        require(
-            bool(whole and (np.diff(offsets) >= 0).all()),
-            f"assignment has offsets that do not rise from 0 to its {len(assignment.rows)} rows; "
-            "client i holds rows[offsets[i]:offsets[i + 1]].",
-        )
+        rising = bool(whole and (np.diff(offsets) >= 0).all())
+        require(rising, f"assignment has offsets that do not rise from 0 to its {len(assignment.rows)} rows.")
         return assignment
     if isinstance(assignment, Tensor | np.ndarray) and assignment.ndim == 1 and assignment.dtype != object:
         return _from_owners(_integers("assignment", assignment), examples)
@@ -78,11 +73,8 @@ def _from_owners(owners: NDArray[np.int64], examples: int) -> Assignment:
     require(low >= -1, f"assignment holds the client number {low}; numbers start at 0, and -1 leaves a row unused.")
     require(high >= 0, "assignment gives no row to any client; at least one client number must be 0 or more.")
     # An id in place of an index would otherwise create that many empty clients.
-    require(
-        high < max(10 * examples, 1000),
-        f"assignment holds the client number {high} for {examples} rows; number the clients 0, 1, 2, … without gaps, or give ids "
-        "as client_ids=.",
-    )
+    number = f"assignment holds the client number {high} for {examples} rows"
+    require(high < max(10 * examples, 1000), f"{number}; number clients 0, 1, 2, …, or give ids as client_ids=.")
     order = np.argsort(owners, kind="stable")
     unused = int((owners < 0).sum())
     sizes = np.bincount(owners[owners >= 0], minlength=high + 1)

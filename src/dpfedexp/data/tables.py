@@ -109,10 +109,8 @@ class Columns:
                 blocks.append((values[:, None] == np.arange(len(self.categories[name]))).astype(kind))
                 continue
             _check_flat("features", name, values)
-            require(
-                not whole or values.dtype.kind != "f",
-                f"column {name!r} holds fractions and dtype is {self.dtype}; leave dtype out, or the column.",
-            )
+            cut = whole and values.dtype.kind == "f"
+            require(not cut, f"column {name!r} holds fractions, and dtype is {self.dtype}; leave one of them out.")
             with np.errstate(over="ignore"):  # values beyond float32 are refused later, with their row
                 blocks.append(values.astype(kind)[:, None])
         return np.concatenate(blocks, axis=1)
@@ -185,15 +183,12 @@ def _column_names(table: Any) -> list[Hashable]:
     found = [getattr(table, attribute, None) for attribute in ("column_names", "columns")]
     names = next((names for names in found if names is not None), list(table) if isinstance(table, Mapping) else None)
     if names is None or callable(names) or isinstance(names, dict) or not hasattr(table, "__len__"):
-        raise InputError(
-            f"the table is a {type(table).__name__}; pass a DataFrame, a dict of columns, or one split of a Hugging Face data set "
-            "that is not streamed."
-        )
+        kind = type(table).__name__
+        raise InputError(f"the table is a {kind}; pass a DataFrame, a dict of columns, or an unstreamed data set.")
     return list(names)
 
 
 def _check_column(table: Any, field: str, name: Hashable, verb: str = "names") -> None:
-    """Raise `InputError` unless the table has exactly one column of this name."""
     names = _column_names(table)
     if name not in names:
         there = "which is not there" if verb == "names" else "which the others have"
@@ -235,7 +230,6 @@ def _join(name: Hashable, parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _refuse_missing(name: Hashable, values: NDArray[Any], where: str = "") -> None:
-    """Raise `InputError` if a row has no value; the message names the first such row."""
     if values.dtype.kind not in "fO":
         return
     missing = np.isnan(values) if values.dtype.kind == "f" else [is_missing(value) for value in values]
@@ -248,11 +242,8 @@ def _refuse_missing(name: Hashable, values: NDArray[Any], where: str = "") -> No
 
 
 def _codes(name: Hashable, values: NDArray[Any], listed: Sequence[Any]) -> NDArray[np.int64]:
-    """Map values to their indices in a public list of categories."""
-    require(
-        not isinstance(listed, str) and len(listed) > 0 and len(set(listed)) == len(listed),
-        f"categories[{name!r}] is {listed!r}; give a list of different values.",
-    )
+    unique = not isinstance(listed, str) and 0 < len(listed) == len(set(listed))
+    require(unique, f"categories[{name!r}] is {listed!r}; give a list of different values.")
     require(values.ndim == 1, f"column {name!r} holds arrays, which have no categories; take it out of categories.")
     _refuse_missing(name, values)
     place = {value: at for at, value in enumerate(listed)}
@@ -260,10 +251,8 @@ def _codes(name: Hashable, values: NDArray[Any], listed: Sequence[Any]) -> NDArr
     codes = np.fromiter((place.get(value, -1) for value in found), dtype=np.int64, count=len(found))
     if (codes < 0).any():
         row = int((codes < 0).argmax())
-        raise InputError(
-            f"column {name!r} holds {found[row]!r} in row {row}, which categories[{name!r}] does not list; add it to the list, or "
-            "replace it by a listed value such as 'other'."
-        )
+        value = f"column {name!r} holds {found[row]!r} in row {row}"
+        raise InputError(f"{value}, which categories[{name!r}] does not list; add it to the list, or replace it.")
     return codes
 
 

@@ -1,6 +1,6 @@
 """Execution settings: how a run is computed on this machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import get_args
 
 import torch
@@ -72,23 +72,10 @@ def as_execution(execution: Execution | str | torch.device | None) -> Execution:
     if execution is None or isinstance(execution, str | torch.device):
         return Execution(device=execution)
     if not isinstance(execution, Execution):
-        raise InputError(
-            f"execution is a {type(execution).__name__}; it must be a device such as 'cuda', or an Execution, such as "
-            "Execution(device='cuda', seed=1)."
-        )
+        kind = type(execution).__name__
+        raise InputError(f"execution is a {kind}; give a device such as 'cuda', or Execution(device='cuda', seed=1).")
     return execution
 
 
-EXECUTION_HINTS = {
-    name: f"execution=Execution({name}={example})"
-    for name, example in {
-        "device": "'cuda'",
-        "seed": "1",
-        "chunk_size": "64",
-        "trainer": "'fast'",
-        "precision": "'bf16'",
-        "memory": "'4GB'",
-        "progress": "False",
-    }.items()
-}
+EXECUTION_HINTS = {field.name: f"execution=Execution({field.name}=…)" for field in fields(Execution)}
 """Hints for arguments of `train` that belong to `Execution`."""

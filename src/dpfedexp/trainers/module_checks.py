@@ -160,7 +160,6 @@ def _answer(model: nn.Module, losses: Losses, batch: Batch) -> Tensor:
 
 
 def _refusal(model: nn.Module, name: str) -> InputError:
-    """The error for the state `name`, with the remedy that fits its layer."""
     owners = (prefix for prefix, _ in reversed(list(model.named_modules())) if prefix)
     owner = next((prefix for prefix in owners if name.startswith(f"{prefix}.")), "")
     part = model.get_submodule(owner)

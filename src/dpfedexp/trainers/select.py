@@ -324,11 +324,9 @@ def select(
             if it keeps clients apart.
     """
     trainer, note = _selected(task, streams, name, chunk, updates, budget, trial)
-    require(
-        trial is None or trainer.unit != 1 or passes_isolation(trial, Loop(trial, streams), 2),
-        "on this device training a client twice gives different updates; a secure run needs another device, or a model without "
-        "nondeterministic operations.",
-    )
+    alike = trial is None or trainer.unit != 1 or passes_isolation(trial, Loop(trial, streams), 2)
+    why = "on this device training a client twice gives different updates"
+    require(alike, f"{why}; a secure run needs another device, or a model without nondeterministic operations.")
     return trainer, note
 
 

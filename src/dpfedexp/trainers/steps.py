@@ -229,11 +229,8 @@ class Recording:
 
     def step(self, batch: Batch) -> None:
         if self.batch is None or self.replay is None:
-            self.batch = mine = Batch(
-                {i: each(torch.clone, value) for i, value in batch.fixed.items()},
-                batch.targets.clone(),
-                batch.weights.clone(),
-            )
+            fixed = {i: each(torch.clone, value) for i, value in batch.fixed.items()}
+            self.batch = mine = Batch(fixed, batch.targets.clone(), batch.weights.clone())
             self.replay = self.capture(lambda: self.inner.step(mine))
             self.again = self.capture(self.inner.begin_again)
             # Capturing has executed steps, so restart before the first step of the round.
