@@ -343,7 +343,7 @@ def test_missing_and_damaged_files_are_one_sentence(tmp_path):
     write_batches(tmp_path / "data")
     path = tmp_path / "data" / "data_batch_3.bin"
     content = path.read_bytes()
-    for changed, message in ((content[:-1], "3073 bytes each"), (b"\x0a" + content[1:], "labels 0 to 9")):
+    for changed, message in ((content[:-1], "an image of CIFAR-10 has 3073"), (b"\x0a" + content[1:], "labels 0 to 9")):
         path.write_bytes(changed)
         with pytest.raises(InputError, match=message):
             data_sets.cifar10(str(tmp_path / "data"))

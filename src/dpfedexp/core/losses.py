@@ -177,10 +177,8 @@ def with_classes_second(name: str, outputs: Tensor, targets: Tensor, *, second: 
     if targets.is_floating_point():
         if outputs.shape == targets.shape and outputs.dim() > 1:
             return (outputs, targets) if second else (outputs.movedim(-1, 1), targets.movedim(-1, 1))
-        raise InputError(
-            f"{name} needs class labels, and the targets are real numbers of shape {shape(targets)}; give whole numbers from 0, or "
-            "choose loss='mse' for regression."
-        )
+        real = f"{name} needs class labels, and the targets are real numbers of shape {shape(targets)}"
+        raise InputError(f"{real}; give whole numbers from 0, or choose loss='mse' for regression.")
     if at is None:
         remedy = "labels (b, …) need outputs (b, …, classes)"
         if outputs.dim() == 2 and tuple(targets.shape) == (len(outputs), 1):

@@ -107,8 +107,8 @@ def load_mnist(data: Path | str | None = None) -> DataSet:
     for part, images, labels in (("train", train_images, train_labels), ("t10k", test_images, test_labels)):
         counts = f"{len(images)} {part} images and {len(labels)} {part} labels"
         require(len(images) == len(labels), f"{folder} has {counts}; there must be as many.")
-    shapes = [tuple(images.shape[1:]) for images in (train_images, test_images)]
-    require(shapes[0] == shapes[1], f"{folder} has images of shapes {shapes[0]} (train) and {shapes[1]} (t10k).")
+    one, two = (tuple(images.shape[1:]) for images in (train_images, test_images))
+    require(one == two, f"{folder} has train images of shape {one} and t10k images of shape {two}; they must agree.")
     return DataSet(train_images[:, None], train_labels, (test_images[:, None], test_labels))
 
 
@@ -159,7 +159,7 @@ def _records(path: Path) -> Tensor:
     except OSError as error:
         raise InputError(f"{str(path)!r} can't be read: {error.strerror}.") from None
     size = len(content)
-    require(size > 0 and size % RECORD == 0, f"{str(path)!r} has {size} bytes; CIFAR-10 has {RECORD} for each image.")
+    require(size > 0 and size % RECORD == 0, f"{str(path)!r} has {size} bytes; an image of CIFAR-10 has {RECORD}.")
     records = torch.from_numpy(content).view(-1, RECORD)
     highest = int(records[:, 0].max())
     require(highest < 10, f"{str(path)!r} has the label {highest}; CIFAR-10 has labels 0 to 9.")
@@ -204,10 +204,8 @@ def fetch(name: str, md5: str, folder: Path, otherwise: str) -> None:
             with suppress(FileExistsError):  # another process was faster, and its file was verified too
                 create_file(folder / name, content)
         except OSError as error:
-            raise InputError(
-                f"{folder} cannot be written: {error.strerror or error}; "
-                "free space or rights there, or set XDG_CACHE_HOME to another folder."
-            ) from None
+            why = error.strerror or error
+            raise InputError(f"{folder} cannot be written: {why}; free space there, or set XDG_CACHE_HOME.") from None
         return
     raise InputError(f"{name} could not be downloaded: {'; '.join(refusals)}. {otherwise}")
 

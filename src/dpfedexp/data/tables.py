@@ -184,7 +184,8 @@ def _column_names(table: Any) -> list[Hashable]:
     names = next((names for names in found if names is not None), list(table) if isinstance(table, Mapping) else None)
     if names is None or callable(names) or isinstance(names, dict) or not hasattr(table, "__len__"):
         kind = type(table).__name__
-        raise InputError(f"the table is a {kind}; pass a DataFrame, a dict of columns, or an unstreamed data set.")
+        known = "a DataFrame, a dict of columns, or one split of a Hugging Face data set that is not streamed"
+        raise InputError(f"the table is a {kind}; pass {known}.")
     return list(names)
 
 
@@ -273,7 +274,8 @@ def _of_objects(name: Hashable, values: NDArray[Any], advice: str) -> NDArray[An
 def client_files(path: str | Path, files: str) -> list[Path]:
     """The clients' files, sorted by name; hidden files are skipped."""
     folder = Path(path)
-    require(folder.is_dir(), f"path is {str(path)!r}, which is no folder; give the folder that holds one file each.")
+    wrong = f"path is {str(path)!r}, which is no folder"
+    require(folder.is_dir(), f"{wrong}; give the folder that holds one file per client.")
     found = sorted(file for file in folder.glob(files) if not file.name.startswith("."))
     require(len(found) > 0, f"path is {str(path)!r}, where no file is called {files!r}; give one per client.")
     for file in found:

@@ -62,10 +62,6 @@ class Execution:
             raise InputError(f"device is {str(self.device)!r}, but torch sees no CUDA device here; use 'cpu'.")
         return place
 
-    @property
-    def memory_bytes(self) -> int | None:
-        return parse_memory(self.memory)
-
 
 def as_execution(execution: Execution | str | torch.device | None) -> Execution:
     """Return the execution settings; a device alone stands for the default settings on that device."""

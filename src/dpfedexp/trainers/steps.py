@@ -525,7 +525,5 @@ class ByAutograd:
             leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
             losses = self.task.losses(leaves, x, y, *key)
             found = torch.autograd.grad((losses * weights).sum(), list(leaves.values()), allow_unused=True)
-        return {
-            name: torch.zeros_like(value) if gradient is None else gradient
-            for (name, value), gradient in zip(leaves.items(), found, strict=True)
-        }
+        pairs = zip(leaves.items(), found, strict=True)
+        return {name: torch.zeros_like(value) if given is None else given for (name, value), given in pairs}

@@ -103,10 +103,8 @@ class Program:
 
     def _given(self, step: ProgramStep, params: Mapping[str, Tensor], count: int) -> list[Tensor]:
         """The step's parameters, [n, …] each; a frozen parameter is one tensor, expanded to all clients."""
-        return [
-            params[name] if name in params else self.frozen[name].expand(count, *self.frozen[name].shape)
-            for name in step.params
-        ]
+        frozen = self.frozen
+        return [params[n] if n in params else frozen[n].expand(count, *frozen[n].shape) for n in step.params]
 
     def descend(
         self,
