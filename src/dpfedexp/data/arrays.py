@@ -162,7 +162,8 @@ def _of_loader(field: str, loader: data.DataLoader[Any]) -> tuple[Any, Any]:
         type(sampler) is data.RandomSampler and not sampler.replacement and sampler.num_samples == len(rows)  # type: ignore[arg-type]
     )
     require(
-        isinstance(rows, data.IterableDataset) or (whole and (loader.batch_size or loader.batch_sampler is None)),
+        isinstance(rows, data.IterableDataset)
+        or (whole and (loader.batch_size is not None or loader.batch_sampler is None)),
         f"{field} is a DataLoader with a custom sampler; pass the client's rows, such as torch.utils.data.Subset(dataset, rows).",
     )
     return read_rows(field, rows)
