@@ -23,12 +23,13 @@ from torch import Tensor
 
 from dpfedexp.accounting import Event, GaussianEvent, NonPrivateEvent, Sampling, compose
 from dpfedexp.accounting.events import GammaRule
+from dpfedexp.accounting.gdp import FREE_THRESHOLD
 from dpfedexp.audit import bounds
 from dpfedexp.audit.bounds import Floats, Power, Result, Score, epsilon_score, mu_score
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import ChaChaNoise, Noise, Streams, SystemStreams
 from dpfedexp.core.sums import Sums, Vote, client_votes, within_clip_vote
-from dpfedexp.errors import checked
+from dpfedexp.errors import checked, require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit, Release, Report
 from dpfedexp.mechanisms.base import Numerator
 
@@ -131,7 +132,11 @@ def _absent(row: Tensor) -> tuple[Tensor, Tensor]:
 
 def _paper(c: float, z: float) -> tuple[Mechanism, Tensor, Tensor]:
     """The mechanism and the worst pair of `joint_mu` where the scalar matters: antiparallel, with norms C and bC."""
-    # The noise on the scalar is C², so that ρ = z²; the scalar matters where z² is above `gdp.FREE_THRESHOLD`.
+    # The noise on the scalar is C², so that ρ = z².
+    require(
+        z**2 > FREE_THRESHOLD,
+        f"z is {z:g}; the scalar of the paper's rule counts only where z is above {FREE_THRESHOLD**0.5:.4g}, so raise it.",
+    )
     b = 1.0 / (z**2 * (1.0 + np.sqrt(1.0 - 2.0 / z**2)))
     mechanism = CentralGaussian(c, z, numerator="paper", scalar_multiplier=1.0)
     return mechanism, *_neighbors(_row(c * _HOSTILE), _row(-float(b) * c))
