@@ -16,6 +16,7 @@ from dpfedexp import (
     Poisson,
     Run,
     Sgd,
+    Stop,
     cdp_fedexp,
     dp_fedavg,
     dp_scaffold,
@@ -208,7 +209,7 @@ def test_a_second_run_on_a_ledger_verifies_with_its_own_measurements(tmp_path):
     run_of(evaluate=None, ledger=book)
 
     def stop(record):
-        raise StopIteration
+        raise Stop
 
     run_of(ledger=book, out=tmp_path / "second", on_round=stop, evaluate_every=2)
     for suffix in ("", ".head"):

@@ -209,7 +209,7 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
         return rows
 
     monkeypatch.setattr(Simulation, "places", watched)
-    monkeypatch.setattr("dpfedexp.engine.engine.rate_from_votes", lambda means, doubt: 0.1)
+    monkeypatch.setattr("dpfedexp.core.local_rate.rate_from_votes", lambda means, doubt: 0.1)
     given = {"local": AUTO, "rounds": 1, "secure": True, "execution": "cpu"}
     replaced, found = 7, []
     for other in (1.0, 1e4):

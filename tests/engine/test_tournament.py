@@ -15,6 +15,7 @@ from dpfedexp import (
     Poisson,
     Run,
     Sgd,
+    Stop,
     cdp_fedexp,
     dp_fedavg,
     dp_scaffold,
@@ -198,7 +199,7 @@ def test_a_run_that_is_interrupted_in_a_tournament_ends_as_if_it_had_not_been(tm
 
 def test_a_run_that_a_callback_stops_in_a_tournament_claims_what_it_had_planned(tmp_path):
     def stop(record):
-        raise StopIteration
+        raise Stop
 
     made = run([GOOD, BAD, Sgd(lr=0.1, steps=3)], on_round=stop, out=tmp_path / "r")
     assert len(made.history) == 1
