@@ -12,7 +12,7 @@ from tests.browser import started
 
 @pytest.fixture(scope="session", autouse=True)
 def private_root(tmp_path_factory) -> Path:
-    """Where runs keep what nobody may see; processes that tests start inherit it."""
+    """Where runs keep what is private; processes that tests start inherit it."""
     os.environ["DPFEDEXP_PRIVATE"] = str(tmp_path_factory.mktemp("private"))
     return Path(os.environ["DPFEDEXP_PRIVATE"])
 

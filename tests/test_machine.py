@@ -30,7 +30,7 @@ def test_subnormals_vanish_on_this_thread_alone_and_only_meanwhile():
         assert not halves()
         with without_subnormals():
             assert not halves()
-        assert not halves(), "whoever comes from such a thread finds it as it was"
+        assert not halves(), "a caller from such a thread finds it as it was"
         run_on_threads(lambda _: seen.append(halves()), range(2), 2)
     assert halves()
     assert seen == [True, True]

@@ -25,7 +25,7 @@ def place(tmp_path, monkeypatch):
     classes = (x @ truth > 0).astype("i8")
     np.savez("classes", inputs=x, targets=classes, client=client, test_inputs=x[:50], test_targets=classes[:50])
     np.savez("numbers", inputs=x, targets=(x @ truth).astype("f4"), client=client)
-    np.savez("nobody", inputs=x, targets=classes)
+    np.savez("unowned", inputs=x, targets=classes)
     np.savez("images", inputs=x.reshape(-1, 1, 2, 2), targets=classes, client=client)
     return tmp_path
 
@@ -100,7 +100,7 @@ def test_an_interrupted_fit_goes_on_and_ends_like_a_whole_one(place, monkeypatch
     [
         ([], "pass either"),
         (["classes.npz", "--data-set", "mnist"], "pass either"),
-        (["nobody.npz"], "no array 'client'"),
+        (["unowned.npz"], "no array 'client'"),
         (["images.npz"], "name a network with --model"),
         (["nothing.npz"], "does not exist"),
         (["classes.npz", "--model", "mpl"], "Did you mean 'mlp'"),

@@ -214,7 +214,7 @@ def test_training_that_diverges_to_nothing_is_found():
     assert done.history[0]["update_norm"] > 0
 
 
-def test_advice_goes_to_whoever_asked_for_it_and_notes_are_no_warnings(recwarn):
+def test_advice_goes_to_its_callback_and_notes_are_no_warnings(recwarn):
     heard = []
     done = run(ldp_fedexp(clip=0.3, noise_multiplier=0.7), on_round=OnAdvice(heard.append), rounds=6)
     assert heard == list(done.advice)

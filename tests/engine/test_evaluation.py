@@ -195,7 +195,7 @@ def test_a_run_that_ends_in_a_measurement_claims_what_was_planned(tmp_path, monk
     assert claim["epsilon_total"] == pytest.approx(8.0, rel=1e-3)
 
 
-def test_a_measurement_that_nobody_paid_for_is_found(tmp_path):
+def test_an_uncharged_measurement_is_found(tmp_path):
     run_of(evaluate=None, out=tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
     lines = [{**json.loads(line), "clients_accuracy": 0.9} for line in metrics.read_text().splitlines()]

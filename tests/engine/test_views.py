@@ -1,4 +1,4 @@
-"""A run and its statement where somebody looks at them: a short repr, escaped HTML, a figure without a display; and exports."""
+"""Views of a run and its statement: a short repr, escaped HTML, a figure without a display; and exports."""
 
 from dataclasses import replace
 from xml.etree import ElementTree

@@ -452,7 +452,7 @@ def test_a_mechanism_whose_constants_do_not_exist_is_a_sentence_and_costs_nothin
 
 
 @pytest.mark.parametrize("mechanism", [LocalGaussian(0.3, 9.0), PrivUnit(0.3, 4)], ids=["gaussian", "privunit"])
-def test_a_crash_at_any_write_charges_every_answer_and_locks_nobody_out(mechanism, tmp_path, monkeypatch):
+def test_a_crash_at_any_write_charges_every_answer_and_leaves_no_lock(mechanism, tmp_path, monkeypatch):
     """Each write of two answers for two clients of a node in turn is the last one that happens."""
     _, each = node_charge(mechanism, 2)
     for write in itertools.count(1):

@@ -180,7 +180,7 @@ def test_one_client_with_an_unreadable_reply_stops_no_vote(tmp_path):
 
 
 def failing(times, group):
-    """Nobody answers messages of this group so many times."""
+    """No node answers messages of this group so many times."""
     left = [times * M]
 
     def lost(message, reply):
