@@ -32,9 +32,9 @@ def mnist_folder() -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory):
-    """Chromium, one to a file of tests."""
+    """Chromium, started once."""
     chromium = started(tmp_path_factory.mktemp("profile"))
     yield chromium
     chromium.quit()

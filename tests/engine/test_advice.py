@@ -51,10 +51,6 @@ def watch(algorithm=FIXED, **options):
     return AdviceMonitor(Plan.of(algorithm, Full(), M, D, 50), **options)
 
 
-def nowhere():
-    return 0.0, 1.0
-
-
 def record(number, **values):
     return {"round": number, "eta_g": 1.0, "clip": 1.0, "epsilon_total": 1.0} | values
 
