@@ -142,7 +142,7 @@ def test_a_run_without_a_claim_fails_and_is_explained_from_its_ledger(run):
 
 
 @pytest.mark.parametrize(("said", "reporting"), [(800, 800), ("many", 0), (-1, 0), (True, 0)])
-def test_without_a_claim_the_header_says_how_many_report_or_none_counts_as_reporting(said, reporting, tmp_path):
+def test_without_a_claim_the_header_says_how_many_report_or_nobody_counts_as_reporting(said, reporting, tmp_path):
     with Ledger.create(tmp_path / "ledger.jsonl", clients=1000, reporting=said) as ledger:
         ledger.charge(0, local(0.7))
     statement = recompute(tmp_path)
