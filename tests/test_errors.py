@@ -35,7 +35,7 @@ def public_callables():
 
 
 def _several(name, function):
-    """Nobody names the argument of a function that has only one; options that go on to another function are checked there."""
+    """The argument of a function that has only one is seldom named; options that go on to another function are checked there."""
     parameters = inspect.signature(function).parameters.values()
     if len(parameters) > 1 and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         yield name, function

@@ -51,10 +51,6 @@ def watch(algorithm=FIXED, **options):
     return AdviceMonitor(Plan.of(algorithm, Full(), M, D, 50), **options)
 
 
-def nowhere():
-    return 0.0, 1.0
-
-
 def record(number, **values):
     return {"round": number, "eta_g": 1.0, "clip": 1.0, "epsilon_total": 1.0} | values
 
@@ -211,7 +207,7 @@ def test_training_that_diverges_to_nothing_is_found():
     assert done.history[0]["update_norm"] > 0
 
 
-def test_advice_goes_to_whoever_asked_for_it_and_notes_are_no_warnings(recwarn):
+def test_advice_goes_to_its_callback_and_notes_are_no_warnings(recwarn):
     heard = []
     done = run(ldp_fedexp(clip=0.3, noise_multiplier=0.7), on_round=OnAdvice(heard.append), rounds=6)
     assert heard == list(done.advice)

@@ -320,7 +320,7 @@ class Remembers(nn.Module):
 
 
 class InterruptedHere(nn.Linear):
-    """Somebody presses Ctrl-C on rank 0 in the middle of a round."""
+    """Ctrl-C on rank 0 in the middle of a round."""
 
     def forward(self, x):
         if distributed.rank() == 0 and len(x) == 4:
