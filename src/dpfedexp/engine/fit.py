@@ -19,10 +19,10 @@ from dpfedexp.engine.outlets import LEDGER
 from dpfedexp.engine.plan import default_delta
 from dpfedexp.engine.prepare import check_kinds
 from dpfedexp.engine.ranks import rank
-from dpfedexp.engine.run import Run, rewrite_statement
+from dpfedexp.engine.run import Run, argument_text, rewrite_statement
 from dpfedexp.engine.stopping import OnRound
 from dpfedexp.engine.tournament import Candidate, candidates_of
-from dpfedexp.engine.train import TRAIN_HINTS, train
+from dpfedexp.engine.train import TRAIN_HINTS, run_folder_of, train
 from dpfedexp.errors import checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluations
 from dpfedexp.mechanisms import Secure
@@ -94,16 +94,17 @@ def fit(
         >>> round(run.privacy.epsilon_total, 2)
         8.0
     """
-    require(is_number(epsilon) and 0 < epsilon < float("inf"), f"epsilon is {epsilon!r}; it must be a positive number.")
     require(rounds is None or is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
     local = Sgd(lr="auto", steps=LOCAL_STEPS, max_examples=MOST_EXAMPLES)
     check_kinds(model, clients, local, participation, secure)
     everyone = participation or Full()
     declared = public_population("replace-one", everyone, len(clients))
-    dimension = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    delta_given = default_delta(declared) if delta is None else delta
-    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta_given)
-    number = rounds_for(algorithm, dimension, declared, everyone) if rounds is None else rounds
+    algorithm = automatic_algorithm(epsilon, delta, declared)
+    number = rounds_for(algorithm, trained_parameters(model), declared, everyone) if rounds is None else rounds
+    given = {"epsilon": float(epsilon), "delta": delta, "rounds": rounds, "participation": participation}
+    given |= {"execution": execution, "secure": secure or None}
+    named = [f"{name}={argument_text(value)}" for name, value in given.items() if value is not None]
+    call = f"fit({', '.join([type(model).__name__, type(clients).__name__, *named])})"
     run = train(
         model,
         clients,
@@ -115,7 +116,7 @@ def fit(
         loss=loss,
         evaluate=evaluate,
         ledger=ledger,
-        out=out,
+        out=run_folder_of(out, call) if rank() == 0 else None,
         secure=secure,
         candidates=candidates,
         on_round=on_round,
@@ -127,7 +128,19 @@ def fit(
         rewrite_statement(
             Path(out), privacy, (Path(out) / LEDGER).stat().st_mtime if (Path(out) / LEDGER).exists() else None
         )
-    return replace(run, privacy=privacy)
+    return replace(run, privacy=privacy, facts=run.facts and replace(run.facts, command=call))
+
+
+def automatic_algorithm(epsilon: float, delta: float | None, population: int) -> Algorithm:
+    """The algorithm of `fit`; δ is `default_delta` if it is None."""
+    require(is_number(epsilon) and 0 < epsilon < float("inf"), f"epsilon is {epsilon!r}; it must be a positive number.")
+    at = default_delta(population) if delta is None else delta
+    return cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=at)
+
+
+def trained_parameters(model: nn.Module) -> int:
+    """The number of trained parameters, d."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def fit_settings(epsilon: float, clients: int) -> dict[str, dict[str, Any]]:

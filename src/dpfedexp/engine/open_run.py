@@ -523,7 +523,7 @@ def facts_of(
     how = {"local": options.get("local"), "rounds": run.rounds, **options}
     chosen = {name: value for name, value in how.items() if value is not None and value is not False}
     named = [f"{name}={argument_text(value)}" for name, value in chosen.items()]
-    command, known = ("", "") if folder is None else (folder.command, folder.data)
+    command, known = ("", "") if folder is None else (folder.command or folder.call, folder.data)
     return RunFacts(
         run=open_run.name,
         algorithm=algorithm.name,
@@ -538,4 +538,5 @@ def facts_of(
         trainer="" if run.secure else trainer,
         evaluation={} if engine.evaluation is None else engine.evaluation.to_header(engine.sampling),
         votes=engine.announced_votes(),
+        settings={name: value for name, value in run.settings.items() if not name.startswith(("mechanism", "model."))},
     )

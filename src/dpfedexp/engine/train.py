@@ -18,7 +18,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.probe import Extras, evaluation_interval
 from dpfedexp.algorithms.round import Participation, State
 from dpfedexp.core.local_optimizer import LocalOptimizer
-from dpfedexp.core.losses import Loss, check_labels, check_loss
+from dpfedexp.core.losses import Loss, check_labels, check_loss, read
 from dpfedexp.core.modules import Layout, each, shape_of
 from dpfedexp.engine.checkpoint import Checkpoint, digest, load
 from dpfedexp.engine.engine import Engine
@@ -31,7 +31,7 @@ from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.engine.tournament import Candidate, candidates_of, compared
 from dpfedexp.errors import InputError, checked, first_line, is_count, is_number, require
-from dpfedexp.evaluation import Evaluate, Evaluation, Evaluations, on_test_set
+from dpfedexp.evaluation import Evaluate, Evaluation, Evaluations, majority_share, on_test_set
 from dpfedexp.mechanisms import Secure
 from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, as_execution
 from dpfedexp.trainers.select import trainer_again
@@ -147,7 +147,7 @@ def train(
     team = RankCohort.current()
     follows = team is not None and team.rank > 0
     with nullcontext() if team is None else team.at_work():
-        run_folder = None if follows else _run_folder(out)
+        run_folder = None if follows else run_folder_of(out)
         last = None if run_folder is None else load(run_folder.path)
 
         def prepared(one: Candidate, extras: Extras) -> tuple[Engine, str | None]:
@@ -212,7 +212,8 @@ def train(
 
         def facts(open_run: OpenRun) -> RunFacts:
             names = {"model": type(simulation.task.model).__name__, "data": type(clients).__name__}
-            return facts_of(engine, open_run, run_folder, **names, options=options, trainer=trainer)
+            found = facts_of(engine, open_run, run_folder, **names, options=options, trainer=trainer)
+            return found if measures[0] is None else replace(found, baselines=measures[0].baselines)
 
         def model_of(state: State) -> nn.Module:
             return filled(state.candidate, state.reported.cpu())
@@ -225,11 +226,12 @@ def train(
         return run
 
 
-def _run_folder(out: Path | str | RunFolder | None) -> RunFolder | None:
+def run_folder_of(out: Path | str | RunFolder | None, call: str = "") -> RunFolder | None:
+    """Return the folder of a run, whose run is resumed; `call` is the call that started the run, if not one of `train`."""
     if out is None or isinstance(out, RunFolder):
         return out
     require(isinstance(out, str | Path), f"out is {out!r}; it must be the path of a folder.")
-    return RunFolder(out, resume=True)
+    return RunFolder(out, resume=True, call=call)
 
 
 def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
@@ -279,13 +281,14 @@ def make_evaluator(
         try:
             rows = torch.tensor([0, min(1, len(targets) - 1)], device=targets.device)
             outputs = applied(copy.deepcopy(task.model).eval(), each(lambda value: value[rows], inputs))
-            check_loss(task.loss, outputs, targets[rows])
             check_labels("its targets", task.loss, outputs, targets)
+            check_loss(task.loss, outputs, targets[rows])
         except Exception as error:
             raise InputError(
                 f"evaluate has {shapes}, which do not fit the model and its loss: {first_line(error)}"
             ) from None
-    return Evaluator(model, simulation, measure, asks=True)
+    share = majority_share(task.loss, read(task.loss, outputs), targets)
+    return Evaluator(model, simulation, measure, asks=True, baselines={} if share is None else {"test_accuracy": share})
 
 
 class Evaluator:
@@ -296,8 +299,16 @@ class Evaluator:
     torch's own, which keep no state in eval mode.
     """
 
-    def __init__(self, model: nn.Module, simulation: Simulation, evaluate: Evaluate, *, asks: bool) -> None:
-        self.task, self.evaluate, self.asks = simulation.task, evaluate, asks
+    def __init__(
+        self,
+        model: nn.Module,
+        simulation: Simulation,
+        evaluate: Evaluate,
+        *,
+        asks: bool,
+        baselines: Mapping[str, float] | None = None,
+    ) -> None:
+        self.task, self.evaluate, self.asks, self.baselines = simulation.task, evaluate, asks, dict(baselines or {})
         self.copy = copy.deepcopy(model).to(self.task.device).eval()
         held = dict(self.task.model.named_parameters())
         for name, own in self.copy.named_parameters():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import Chart, Panel, Series, draw
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_text
@@ -109,6 +111,19 @@ def wide() -> Console:
     """Return a console; it has 140 columns if the output is a file or a pipe, so that tables are not wrapped."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
+
+
+def as_text(show: Callable[[Console], None]) -> str:
+    """Return what a function prints on a console, without colors."""
+    text = io.StringIO()
+    # In a notebook, rich would display the output instead of writing it to the file.
+    show(Console(file=text, width=140, color_system=None, force_jupyter=False))
+    return text.getvalue().strip("\n")
+
+
+def print_advice(advice: Advice, console: Console) -> None:
+    word = "[bold yellow]Warning:[/]" if advice.level == "warning" else "[yellow]Note:[/]"
+    console.print(f"{word} {escape(advice.sentence)}", highlight=False, soft_wrap=True)
 
 
 def _chart(tree: dict[str, Any]) -> Chart:
