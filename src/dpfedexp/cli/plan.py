@@ -41,10 +41,9 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show how much signal to expect at each ε and number of rounds, from public numbers alone."""
-    from dpfedexp.engine.advice import preflight
     from dpfedexp.engine.plan import EPSILONS, ROUNDS, default_delta, plans, sampling_rates
     from dpfedexp.report.document import wide
-    from dpfedexp.report.plan_table import PlanTable
+    from dpfedexp.report.planning import plan_section
 
     chosen: Plan | None = None
     if file is not None:
@@ -70,13 +69,11 @@ def plan(
     rows = list(grid)
     # Without a file: the row with the largest cohort, then ε nearest to 8, then rounds nearest to 50.
     advised = chosen or min(rows, key=lambda one: (-one.cohort, abs(one.epsilon - 8), abs(one.rounds - 50)))
+    section = plan_section(rows, advised)
     if as_json:
-        fields = ("epsilon", "rounds", "cohort", "noise_multiplier", "best_signal", "clients_needed", "verdict")
-        told = [{"noise_over_clip": one.noise_share} | {name: getattr(one, name) for name in fields} for one in rows]
-        about = {"clients": population, "parameters": dimension, "delta": at, "mechanism": kind}
-        print_json({**about, "rows": told, "advice": [one.to_json() for one in preflight(advised)]})
-        return
-    PlanTable(rows, advised).show(wide())
+        print_json(section.data)
+    else:
+        section.show(wide())
 
 
 def _of_file(path: Path) -> Plan:

@@ -196,9 +196,8 @@ def show_advice(advice: Advice) -> None:
     """Print a message on standard error, above a progress bar; "dead" is skipped, because `show_run` prints it at the end."""
     if advice.code == "dead":
         return
-    from dpfedexp.report.document import print_advice
-
-    print_advice(advice, Console(stderr=True))
+    word = "[bold yellow]Warning:[/]" if advice.level == "warning" else "[yellow]Note:[/]"
+    Console(stderr=True).print(f"{word} {escape(advice.sentence)}", highlight=False, soft_wrap=True)
 
 
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
@@ -217,9 +216,9 @@ def show_run(console: Console, run: Run, folder: RunFolder) -> None:
                 str(record["round"]), show(record, "" if run.privacy.noise_cohort is None else OF_LARGER_DEPLOYMENT)
             )
         console.print(table)
-        for key, value in run.history[-1].items():
-            if run.facts is not None and key in run.facts.baselines:
-                console.print(f"{name_of(key)} {value:.4g}{baseline_text(run.facts.baselines, key)}", highlight=False)
+        for key in run.baselines:
+            value = run.history[-1][key]
+            console.print(f"{name_of(key)} {value:.4g}{baseline_text(run.baselines, key)}", highlight=False)
     if run.stopped:
         console.print(f"[yellow]Stopped early:[/] {run.stopped}", highlight=False)
     console.print(wrap(run.privacy.text, min(console.width, 120)), highlight=False, soft_wrap=True, markup=False)

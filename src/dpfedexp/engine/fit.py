@@ -34,6 +34,7 @@ DEFAULT_ROUNDS, LOW_NOISE_ROUNDS = 50, 100
 LOCAL_STEPS = 10
 """Full-batch steps of a client in a round, on at most `MOST_EXAMPLES` of its rows."""
 MOST_EXAMPLES = 512
+LOCAL = Sgd(lr="auto", steps=LOCAL_STEPS, max_examples=MOST_EXAMPLES)
 
 
 _CHOSEN = "nothing: fit chooses it; to choose it yourself use train(model, clients, algorithm, local=Sgd(…), rounds=…)"
@@ -95,8 +96,7 @@ def fit(
         8.0
     """
     require(rounds is None or is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
-    local = Sgd(lr="auto", steps=LOCAL_STEPS, max_examples=MOST_EXAMPLES)
-    check_kinds(model, clients, local, participation, secure)
+    check_kinds(model, clients, LOCAL, participation, secure)
     everyone = participation or Full()
     declared = public_population("replace-one", everyone, len(clients))
     algorithm = automatic_algorithm(epsilon, delta, declared)
@@ -105,18 +105,21 @@ def fit(
     given |= {"execution": execution, "secure": secure or None}
     named = [f"{name}={argument_text(value)}" for name, value in given.items() if value is not None]
     call = f"fit({', '.join([type(model).__name__, type(clients).__name__, *named])})"
+    folder = run_folder_of(out) if rank() == 0 else None
+    if folder is not None:
+        folder.call = call
     run = train(
         model,
         clients,
         algorithm,
-        local=local,
+        local=LOCAL,
         rounds=number,
         execution=execution,
         participation=participation,
         loss=loss,
         evaluate=evaluate,
         ledger=ledger,
-        out=run_folder_of(out, call) if rank() == 0 else None,
+        out=folder,
         secure=secure,
         candidates=candidates,
         on_round=on_round,

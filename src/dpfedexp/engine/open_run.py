@@ -19,6 +19,7 @@ from dpfedexp.algorithms.round import State
 from dpfedexp.core.modules import Layout
 from dpfedexp.engine import checkpoint, outlets, private_folder
 from dpfedexp.engine.checkpoint import (
+    DERIVED,
     EVALUATE_EVERY,
     Checkpoint,
     NamedValues,
@@ -505,6 +506,12 @@ def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
     )
 
 
+def _chosen(settings: NamedValues) -> NamedValues:
+    """The settings that do not follow from others, for a comparison of runs."""
+    left_out = ("algorithm.name", "model.", *DERIVED)
+    return {name: value for name, value in settings.items() if not name.startswith(left_out)}
+
+
 def facts_of(
     engine: Engine,
     open_run: OpenRun,
@@ -538,5 +545,5 @@ def facts_of(
         trainer="" if run.secure else trainer,
         evaluation={} if engine.evaluation is None else engine.evaluation.to_header(engine.sampling),
         votes=engine.announced_votes(),
-        settings={name: value for name, value in run.settings.items() if not name.startswith(("mechanism", "model."))},
+        settings=_chosen(run.settings) | {"algorithm": algorithm.name, "model": model, "parameters": len(engine.start)},
     )

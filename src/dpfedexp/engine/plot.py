@@ -161,7 +161,7 @@ def figure_of(history: Sequence[dict[str, Any]], title: str) -> Figure:
 def figure(panels: Sequence[Panel], title: str = "", *, legend_below: bool = False) -> Figure:
     """Draw the panels, three to a row. The figure needs no display: a notebook shows it, and `savefig` writes it.
 
-    With `legend_below`, the legend of the last panel is below all panels, where it covers no curve.
+    With `legend_below`, the legend of the first panel is below all panels, where it covers no curve.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -182,10 +182,10 @@ def figure(panels: Sequence[Panel], title: str = "", *, legend_below: bool = Fal
         for axis, panel in zip(axes.flat, panels, strict=False):
             _panel(axis, panel, legend=not legend_below)
         if legend_below:
-            # One column: names made of settings are long.
-            made.legend(
-                *axes.flat[len(panels) - 1].get_legend_handles_labels(), loc="outside lower center", frameon=False
-            )
+            lines, names = axes.flat[0].get_legend_handles_labels()
+            # About 14 characters to an inch; longer names get a wider figure.
+            made.set_size_inches(max(4.3 * width, max(map(len, names)) / 14 + 1), 3.5 * height + 0.2 * len(names))
+            made.legend(lines, names, loc="outside lower center", frameon=False, fontsize=8)
         if title:
             made.suptitle(title, fontsize=11)
     return made

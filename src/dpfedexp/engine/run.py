@@ -132,13 +132,15 @@ class Run:
         """A matplotlib figure of the metrics, the step size η_g and the clip over rounds; it needs no display."""
         return figure_of(self.history, summary(self.privacy))
 
-    def _baseline(self, key: str) -> str:
-        return "" if self.facts is None else baseline_text(self.facts.baselines, key)
+    @property
+    def baselines(self) -> dict[str, float]:
+        """Metric → its value if always the most frequent class of the server's test set is predicted."""
+        return {} if self.facts is None else self.facts.baselines
 
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
         shown = {k: round(v, 4) + 0.0 for k, v in last.items() if isinstance(v, float)}
-        baselines = "".join(f", {key} {shown[key]}{text}" for key in shown if (text := self._baseline(key)))
+        baselines = "".join(f", {key} {shown[key]}{baseline_text(self.baselines, key)}" for key in self.baselines)
         caveat = "".join(f", epsilon_total: {one}" for one in caveats(self.privacy) if "epsilon_total" in shown)
         stopped = "" if self.stopped is None else f", stopped: {self.stopped}"
         verdict = "" if self.verdict is None else f", {self.verdict}"
@@ -148,7 +150,7 @@ class Run:
         last = self.history[-1] if self.history else {}
         keys = [*metrics_in(self.history), *STEERING]
         known = [key for key in keys if isinstance(last.get(key), int | float)]
-        rows = [(key, f"{last[key] + 0.0:.4g}{self._baseline(key)}") for key in known]
+        rows = [(key, f"{last[key] + 0.0:.4g}{baseline_text(self.baselines, key)}") for key in known]
         if self.facts is not None:
             rows += [("parameters d", f"{self.facts.parameters:,}")]
         lines = [summary(self.privacy)]
@@ -290,20 +292,14 @@ class RunFolder:
         command: the command line that started the run; empty for a call from Python.
         data: a description of the clients' data.
         purpose: text for error messages about a folder that is not named by `out` or `--out`.
-        call: the Python call that started the run, if it is not one of `train`.
     """
 
     def __init__(
-        self,
-        path: Path | str,
-        *,
-        resume: bool = False,
-        command: str = "",
-        data: str = "",
-        purpose: str = "",
-        call: str = "",
+        self, path: Path | str, *, resume: bool = False, command: str = "", data: str = "", purpose: str = ""
     ) -> None:
-        self.path, self.resume, self.command, self.data, self.call = Path(path), resume, command, data, call
+        self.path, self.resume, self.command, self.data = Path(path), resume, command, data
+        self.call = ""
+        """The Python call that started the run, if it is not one of `train`."""
         self.how_to_resume = f"{'repeat the command' if command else 'make the same call again'} to resume"
         where = purpose or f"with {'--out' if command else 'out'}"
         with _writing(self.path):

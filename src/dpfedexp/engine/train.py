@@ -226,12 +226,12 @@ def train(
         return run
 
 
-def run_folder_of(out: Path | str | RunFolder | None, call: str = "") -> RunFolder | None:
-    """Return the folder of a run, whose run is resumed; `call` is the call that started the run, if not one of `train`."""
+def run_folder_of(out: Path | str | RunFolder | None) -> RunFolder | None:
+    """The folder `out`, whose run is resumed; None without one."""
     if out is None or isinstance(out, RunFolder):
         return out
     require(isinstance(out, str | Path), f"out is {out!r}; it must be the path of a folder.")
-    return RunFolder(out, resume=True, call=call)
+    return RunFolder(out, resume=True)
 
 
 def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
@@ -287,8 +287,10 @@ def make_evaluator(
             raise InputError(
                 f"evaluate has {shapes}, which do not fit the model and its loss: {first_line(error)}"
             ) from None
+    evaluator = Evaluator(model, simulation, measure, asks=True)
     share = majority_share(task.loss, read(task.loss, outputs), targets)
-    return Evaluator(model, simulation, measure, asks=True, baselines={} if share is None else {"test_accuracy": share})
+    evaluator.baselines = {} if share is None else {"test_accuracy": share}
+    return evaluator
 
 
 class Evaluator:
@@ -299,16 +301,9 @@ class Evaluator:
     torch's own, which keep no state in eval mode.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        simulation: Simulation,
-        evaluate: Evaluate,
-        *,
-        asks: bool,
-        baselines: Mapping[str, float] | None = None,
-    ) -> None:
-        self.task, self.evaluate, self.asks, self.baselines = simulation.task, evaluate, asks, dict(baselines or {})
+    def __init__(self, model: nn.Module, simulation: Simulation, evaluate: Evaluate, *, asks: bool) -> None:
+        self.task, self.evaluate, self.asks = simulation.task, evaluate, asks
+        self.baselines: dict[str, float] = {}
         self.copy = copy.deepcopy(model).to(self.task.device).eval()
         held = dict(self.task.model.named_parameters())
         for name, own in self.copy.named_parameters():
