@@ -42,8 +42,8 @@ def plan(
 ) -> None:
     """Show how much signal to expect at each ε and number of rounds, from public numbers alone."""
     from dpfedexp.engine.plan import EPSILONS, ROUNDS, default_delta, plans, sampling_rates
+    from dpfedexp.report.compare import plan_section
     from dpfedexp.report.document import wide
-    from dpfedexp.report.planning import plan_section
 
     chosen: Plan | None = None
     if file is not None:

@@ -284,11 +284,6 @@ def last(run: RunRecord, metric: str) -> float:
     return float(values[-1]) if values and isinstance(values[-1], int | float) and math.isfinite(values[-1]) else worst
 
 
-def metric_of(runs: Sequence[RunRecord], asked: str | None) -> str:
-    """Return the metric for the ranking: `asked`, or by default the accuracy, or the first metric."""
-    return main_metric([run.history for run in runs], asked, "--select")
-
-
 def section(
     plan: Sweep, made: Sequence[Trial], failed: Mapping[Trial, str], select: str | None, delta: float, command: str
 ) -> Section:
@@ -304,7 +299,7 @@ def section(
         groups.setdefault(trial.label, []).append(read_run(plan.folder(trial)))
     runs = [run for group in groups.values() for run in group]
     try:
-        metric = metric_of(runs, select)
+        metric = main_metric([run.history for run in runs], select, "--select")
     except InputError as error:
         raise InputError(f"{error} {paid[0]}") from None
     metrics = [metric, *(name for name in runs[0].metrics if name != metric)]

@@ -207,6 +207,11 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
         f"clients is a single {one and one.__name__}; pass a list with one per client, or split its rows with "
         "Federation.iid(inputs, targets, clients=…).",
     )
+    table = type(clients).__name__
+    require(
+        not table.startswith("DataFrame"),
+        f"clients is a {table}; write Federation.from_pandas(df, by='user', target='y') with its columns.",
+    )
     inputs: list[tuple[int, Any]] = []
     targets: list[tuple[int, Tensor]] = []
     sizes: list[int] = []

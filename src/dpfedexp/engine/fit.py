@@ -22,7 +22,7 @@ from dpfedexp.engine.ranks import rank
 from dpfedexp.engine.run import Run, argument_text, rewrite_statement
 from dpfedexp.engine.stopping import OnRound
 from dpfedexp.engine.tournament import Candidate, candidates_of
-from dpfedexp.engine.train import TRAIN_HINTS, run_folder_of, train
+from dpfedexp.engine.train import LOCAL_NAMES, TRAIN_HINTS, run_folder_of, train
 from dpfedexp.errors import checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluations
 from dpfedexp.mechanisms import Secure
@@ -34,13 +34,13 @@ DEFAULT_ROUNDS, LOW_NOISE_ROUNDS = 50, 100
 LOCAL_STEPS = 10
 """Full-batch steps of a client in a round, on at most `MOST_EXAMPLES` of its rows."""
 MOST_EXAMPLES = 512
-LOCAL = Sgd(lr="auto", steps=LOCAL_STEPS, max_examples=MOST_EXAMPLES)
 
 
 _CHOSEN = "nothing: fit chooses it; to choose it yourself use train(model, clients, algorithm, local=Sgd(…), rounds=…)"
 FIT_HINTS = {
-    **dict.fromkeys(("lr", "steps", "epochs", "batch_size", "clip", "algorithm", "noise_multiplier"), _CHOSEN),
-    "target_epsilon": "epsilon=8.0",
+    **dict.fromkeys((*LOCAL_NAMES, "epochs", "local_epochs", "batch_size", "clip", "algorithm"), _CHOSEN),
+    "noise_multiplier": _CHOSEN,
+    **dict.fromkeys(("target_epsilon", "eps"), "epsilon=8.0"),
     "local": "train(…, local=Sgd(lr='auto', steps=5)), which takes it",
     "adjacency": "train(…, algorithm=cdp_fedexp(…, adjacency='add-remove')), which takes it",
     "budget": "epsilon, which is what the run may cost; train(…, budget=8.0) stops early",
@@ -95,24 +95,26 @@ def fit(
         >>> round(run.privacy.epsilon_total, 2)
         8.0
     """
+    require(is_number(epsilon) and 0 < epsilon < float("inf"), f"epsilon is {epsilon!r}; it must be a positive number.")
     require(rounds is None or is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
-    check_kinds(model, clients, LOCAL, participation, secure)
+    local = Sgd(lr="auto", steps=LOCAL_STEPS, max_examples=MOST_EXAMPLES)
+    check_kinds(model, clients, local, participation, secure)
     everyone = participation or Full()
     declared = public_population("replace-one", everyone, len(clients))
-    algorithm = automatic_algorithm(epsilon, delta, declared)
-    number = rounds_for(algorithm, trained_parameters(model), declared, everyone) if rounds is None else rounds
-    given = {"epsilon": float(epsilon), "delta": delta, "rounds": rounds, "participation": participation}
-    given |= {"execution": execution, "secure": secure or None}
+    dimension = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    delta_given = default_delta(declared) if delta is None else delta
+    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta_given)
+    number = rounds_for(algorithm, dimension, declared, everyone) if rounds is None else rounds
+    given = {"epsilon": float(epsilon), "delta": delta, "rounds": rounds, "execution": execution}
+    given |= {"participation": participation, "secure": secure or None}
     named = [f"{name}={argument_text(value)}" for name, value in given.items() if value is not None]
     call = f"fit({', '.join([type(model).__name__, type(clients).__name__, *named])})"
-    folder = run_folder_of(out) if rank() == 0 else None
-    if folder is not None:
-        folder.call = call
+    folder = run_folder_of(out, call) if rank() == 0 else None
     run = train(
         model,
         clients,
         algorithm,
-        local=LOCAL,
+        local=local,
         rounds=number,
         execution=execution,
         participation=participation,
@@ -132,18 +134,6 @@ def fit(
             Path(out), privacy, (Path(out) / LEDGER).stat().st_mtime if (Path(out) / LEDGER).exists() else None
         )
     return replace(run, privacy=privacy, facts=run.facts and replace(run.facts, command=call))
-
-
-def automatic_algorithm(epsilon: float, delta: float | None, population: int) -> Algorithm:
-    """The algorithm of `fit`; δ is `default_delta` if it is None."""
-    require(is_number(epsilon) and 0 < epsilon < float("inf"), f"epsilon is {epsilon!r}; it must be a positive number.")
-    at = default_delta(population) if delta is None else delta
-    return cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=at)
-
-
-def trained_parameters(model: nn.Module) -> int:
-    """The number of trained parameters, d."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def fit_settings(epsilon: float, clients: int) -> dict[str, dict[str, Any]]:

@@ -506,12 +506,6 @@ def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
     )
 
 
-def _chosen(settings: NamedValues) -> NamedValues:
-    """The settings that do not follow from others, for a comparison of runs."""
-    left_out = ("algorithm.name", "model.", *DERIVED)
-    return {name: value for name, value in settings.items() if not name.startswith(left_out)}
-
-
 def facts_of(
     engine: Engine,
     open_run: OpenRun,
@@ -530,6 +524,8 @@ def facts_of(
     how = {"local": options.get("local"), "rounds": run.rounds, **options}
     chosen = {name: value for name, value in how.items() if value is not None and value is not False}
     named = [f"{name}={argument_text(value)}" for name, value in chosen.items()]
+    follow = ("algorithm.name", "model.", *DERIVED)
+    chosen_settings = {name: value for name, value in run.settings.items() if not name.startswith(follow)}
     command, known = ("", "") if folder is None else (folder.command or folder.call, folder.data)
     return RunFacts(
         run=open_run.name,
@@ -545,5 +541,5 @@ def facts_of(
         trainer="" if run.secure else trainer,
         evaluation={} if engine.evaluation is None else engine.evaluation.to_header(engine.sampling),
         votes=engine.announced_votes(),
-        settings=_chosen(run.settings) | {"algorithm": algorithm.name, "model": model, "parameters": len(engine.start)},
+        settings=chosen_settings | {"algorithm": algorithm.name, "model": model, "parameters": len(engine.start)},
     )

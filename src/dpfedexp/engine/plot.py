@@ -159,10 +159,7 @@ def figure_of(history: Sequence[dict[str, Any]], title: str) -> Figure:
 
 
 def figure(panels: Sequence[Panel], title: str = "", *, legend_below: bool = False) -> Figure:
-    """Draw the panels, three to a row. The figure needs no display: a notebook shows it, and `savefig` writes it.
-
-    With `legend_below`, the legend of the first panel is below all panels, where it covers no curve.
-    """
+    """Draw the panels, three to a row. The figure needs no display: a notebook shows it, and `savefig` writes it."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -214,7 +214,7 @@ def _about_evaluation(engine: Engine) -> list[Advice]:
         return []
     variance = engine.evaluation.mechanism.noise_variance(engine.expected, engine.expected) or 0.0
     half = engine.evaluation.metrics.half_width(math.sqrt(variance))
-    return evaluation_precision(half, engine.evaluation.every)
+    return evaluation_precision(half, engine.evaluation.every, engine.expected)
 
 
 def _warn(advice: Advice) -> None:

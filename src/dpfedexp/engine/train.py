@@ -37,21 +37,26 @@ from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, as_execution
 from dpfedexp.trainers.select import trainer_again
 from dpfedexp.trainers.task import Clients, applied
 
+LOCAL_NAMES = ("lr", "learning_rate", "steps", "local_steps", "optimizer")
+TEST_NAMES = ("test", "test_data", "test_set", "validation_data", "eval_set")
 TRAIN_HINTS = {
-    "lr": "local=Sgd(lr=0.1, steps=10)",
-    "steps": "local=Sgd(lr=0.1, steps=10)",
-    "epochs": "local=Sgd(lr=0.1, epochs=1)",
+    **dict.fromkeys(LOCAL_NAMES, "local=Sgd(lr=0.1, steps=10)"),
+    **dict.fromkeys(("epochs", "local_epochs"), "local=Sgd(lr=0.1, epochs=1)"),
+    **dict.fromkeys(TEST_NAMES, "evaluate=(inputs, targets)"),
+    **dict.fromkeys(("sampling_rate", "client_fraction"), "participation=Poisson(0.1)"),
+    **dict.fromkeys(("data", "federation"), "clients, a Federation such as Federation.from_pandas(…)"),
+    "random_state": "execution=Execution(seed=1)",
+    "verbose": "on_round=print to see every round, or execution=Execution(progress=False) to hide the progress bar",
+    "noise_multiplier": "algorithm=cdp_fedexp(clip=…, noise_multiplier=1.0)",
     "batch_size": "local=Sgd(lr=0.1, epochs=1, batch_size=32)",
     "epsilon": "algorithm=cdp_fedexp(clip=…, target_epsilon=8.0), or budget=8.0 to stop there",
     "target_epsilon": "algorithm=cdp_fedexp(clip=…, target_epsilon=8.0)",
     "clip": "algorithm=cdp_fedexp(clip=0.3, …)",
-    "federation": "clients",
     "folder": "out",
     "callbacks": "on_round=[…], functions of one record",
     "on_advice": "on_round=OnAdvice(…)",
     "checkpoint": "out, the folder of the run",
     "resume": "the same out: the run in it goes on",
-    "test": "evaluate=(inputs, targets)",
     "metrics": "evaluate=Evaluation((inputs, targets), metrics={…})",
     "evaluate_every": "evaluate=Evaluation((inputs, targets), every=10)",
     "held_out": "evaluate=Evaluation('clients', held_out=0.2)",
@@ -226,12 +231,14 @@ def train(
         return run
 
 
-def run_folder_of(out: Path | str | RunFolder | None) -> RunFolder | None:
-    """The folder `out`, whose run is resumed; None without one."""
+def run_folder_of(out: Path | str | RunFolder | None, call: str = "") -> RunFolder | None:
+    """The folder `out`, whose run is resumed; None without one. `call` is the call of the user, if not one of `train`."""
     if out is None or isinstance(out, RunFolder):
         return out
     require(isinstance(out, str | Path), f"out is {out!r}; it must be the path of a folder.")
-    return RunFolder(out, resume=True)
+    folder = RunFolder(out, resume=True)
+    folder.call = call
+    return folder
 
 
 def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:

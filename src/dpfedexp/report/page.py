@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -14,20 +14,9 @@ from markupsafe import Markup
 from dpfedexp import __version__
 from dpfedexp.engine.outlets import CHECKPOINT, CONFIG, METRICS, REPORT, STATEMENT, STATEMENT_TEXT
 from dpfedexp.engine.plan import Advice
-from dpfedexp.engine.plot import (
-    FORMATS,
-    STEERING,
-    Chart,
-    Panel,
-    draw,
-    main_metric,
-    metrics_in,
-    name_of,
-    over_rounds,
-    run_panels,
-)
-from dpfedexp.engine.run import Run, RunFacts, baseline_text, read_advice, read_history, read_text
-from dpfedexp.errors import InputError, checked, require
+from dpfedexp.engine.plot import FORMATS, STEERING, Chart, Panel, draw, metrics_in, name_of, over_rounds, run_panels
+from dpfedexp.engine.run import RunFacts, baseline_text, read_advice, read_history, read_text
+from dpfedexp.errors import InputError
 from dpfedexp.files import finite, replace_text
 from dpfedexp.report.document import Section, Table
 
@@ -181,82 +170,6 @@ def runs_section(runs: Sequence[RunRecord]) -> Section:
         tables=[Table("After the last round", columns, rows)],
         charts=[Chart("comparison", "Over rounds", "", panels)],
     )
-
-
-SHARED = tuple(f"algorithm.{name}" for name in ("mechanism", "clip", "noise_multiplier", "target_epsilon", "delta"))
-"""Settings of every private algorithm; the other `algorithm.` settings follow from its name, and are compared only within it."""
-
-
-@checked
-def compare(
-    runs: Sequence[Run | Path | str] | Mapping[str, Run | Path | str],
-    metric: str | None = None,
-    *,
-    over: Literal["round", "epsilon"] = "round",
-) -> Section:
-    """Compare runs: a table of their last values, and a plot of one metric.
-
-    Args:
-        runs: runs or their folders. A dict names them; otherwise their names are the settings in which they differ.
-        metric: the metric of the plot, such as "test_loss"; by default the test accuracy, or the first metric.
-        over: "round", or "epsilon" for a plot over ε.
-
-    Returns:
-        The comparison: print it for the table, and call `plot()` for a matplotlib figure.
-
-    Example:
-        >>> import torch
-        >>> from dpfedexp import Federation, compare, fit
-        >>> clients = Federation.from_clients([(torch.randn(5, 3), torch.randn(5)) for _ in range(200)])
-        >>> model, test = torch.nn.Linear(3, 1), (torch.randn(9, 3), torch.randn(9))
-        >>> both = compare([fit(model, clients, epsilon=e, rounds=2, evaluate=test) for e in (4, 8)])
-        >>> [row[0] for row in both.tables[0].rows]
-        ['target_epsilon=4', 'target_epsilon=8']
-        >>> both.plot().savefig("compared.png")  # doctest: +SKIP
-    """
-    require(over in ("round", "epsilon"), f"over is {over!r}; it must be 'round' or 'epsilon'.")
-    require(
-        isinstance(runs, Sequence | Mapping) and not isinstance(runs, str) and len(runs) > 0,
-        f"runs is {runs!r}; pass a list of runs or of their folders, or a dict of them by name.",
-    )
-    given = list(runs.values() if isinstance(runs, Mapping) else runs)
-    records = [_record(f"run {number}", one) for number, one in enumerate(given, 1)]
-    facts = [one.facts if isinstance(one, Run) else RunFacts.read(Path(one)) for one in given]
-    names = map(str, runs) if isinstance(runs, Mapping) else _names(records, facts)
-    named = [replace(record, name=name) for record, name in zip(records, names, strict=True)]
-    chosen = main_metric([record.history for record in named], metric, "metric")
-    x, label = ("epsilon_total", "ε so far") if over == "epsilon" else ("round", "round")
-    curves = [over_rounds(record.history, chosen, record.name, x) for record in named]
-    chart = Chart("comparison", name_of(chosen), "", [Panel("", label, name_of(chosen), curves)])
-    return replace(runs_section(named), charts=[chart])
-
-
-def _record(name: str, run: Run | Path | str) -> RunRecord:
-    if isinstance(run, Run):
-        return RunRecord(name, run.history, run.privacy.text, "", run.privacy.epsilon_total, run.advice)
-    require(isinstance(run, str | Path), f"{name} is a {type(run).__name__}; it must be a Run or its folder.")
-    require(Path(run).is_dir(), f"the folder {str(run)!r} does not exist; pass the folder of a run.")
-    return read_run(Path(run))
-
-
-def _names(records: Sequence[RunRecord], facts: Sequence[RunFacts | None]) -> list[str]:
-    """Name runs by the settings in which they differ. Equal names get a number."""
-    settings: list[dict[str, Any]] = [{} if one is None else one.settings for one in facts]
-
-    def differs(name: str, own: dict[str, Any]) -> bool:
-        follows = name.startswith("algorithm.") and name not in SHARED
-        others = [one for one in settings if not follows or one.get("algorithm") == own["algorithm"]]
-        return own[name] is not None and any(one.get(name) != own[name] for one in others)
-
-    def label(name: str, value: Any) -> str:
-        text = f"{value:g}" if isinstance(value, float) else str(value).replace("AdaptiveClip", "adaptive")
-        return text if name == "algorithm" else f"{name.rpartition('.')[2]}={text}"
-
-    labels = [
-        ", ".join(label(name, own[name]) for name in own if differs(name, own)) or record.name
-        for record, own in zip(records, settings, strict=True)
-    ]
-    return [one if labels.count(one) == 1 else f"{one} ({number})" for number, one in enumerate(labels, 1)]
 
 
 NUMERIC = re.compile(r"^[+\-−–~<>≈]?\s*\d|^–$|^diverged")
