@@ -19,6 +19,7 @@ def test_runs_are_named_by_the_settings_in_which_they_differ(tmp_path):
     assert f"{first.privacy.epsilon_total:.3f}" in str(both)
     assert [row[0] for row in compare({"one": first, "two": first}).tables[0].rows] == ["one", "two"]
     assert [row[0] for row in compare([first, first]).tables[0].rows] == ["run (1)", "run (2)"]
+    assert [row[0] for row in compare([first, tmp_path / "first"]).tables[0].rows] == ["run", "first"]
 
 
 def test_the_plot_is_over_rounds_or_epsilon_and_its_legend_covers_no_axis():

@@ -55,7 +55,9 @@ def as_array(values: Any) -> Any:
 def _widen(field: str, array: NDArray[Any]) -> NDArray[Any]:
     """Convert wide unsigned, extended and byte-swapped numbers to a type that torch computes with."""
     kind = array.dtype.kind
-    names = "; number the classes: np.unique(names, return_inverse=True)[1]" if kind in "USTO" else ""
+    number = "number the classes: np.unique(names, return_inverse=True)[1]"
+    table = "Federation.from_pandas(df, …, categories={…}).inputs turns text into numbers"
+    names = f"; {number if 'targets' in field else table}" if kind in "USTO" else ""
     require(kind in "uif", f"{field} has dtype {array.dtype}; it must hold real numbers or booleans{names}.")
     if kind == "u":
         fits = array.size == 0 or int(array.max()) < 1 << 63

@@ -105,7 +105,7 @@ def fit(
     delta_given = default_delta(declared) if delta is None else delta
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta_given)
     number = rounds_for(algorithm, dimension, declared, everyone) if rounds is None else rounds
-    given = {"epsilon": float(epsilon), "delta": delta, "rounds": rounds, "execution": execution}
+    given: dict[str, Any] = {"epsilon": float(epsilon), "delta": delta, "rounds": rounds, "execution": execution}
     given |= {"participation": participation, "secure": secure or None}
     named = [f"{name}={argument_text(value)}" for name, value in given.items() if value is not None]
     call = f"fit({', '.join([type(model).__name__, type(clients).__name__, *named])})"

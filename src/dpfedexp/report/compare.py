@@ -12,6 +12,7 @@ from dpfedexp.algorithms import Algorithm, cdp_fedexp
 from dpfedexp.algorithms.probe import bind
 from dpfedexp.algorithms.round import Full, LargerCohort, Participation, larger_cohort, public_population
 from dpfedexp.core.local_optimizer import LocalOptimizer, Sgd
+from dpfedexp.core.modules import Layout
 from dpfedexp.engine.advice import preflight
 from dpfedexp.engine.fit import LOCAL_STEPS, fit, rounds_for
 from dpfedexp.engine.plan import EPSILONS, ROUNDS, Plan, default_delta, number, plans
@@ -70,9 +71,8 @@ def plan(
         algorithm is None or (algorithm.private and epsilon is None and delta is None),
         "algorithm is not private, or epsilon or delta is given with it; write cdp_fedexp(clip=0.3, target_epsilon=8.0).",
     )
-    trained = isinstance(model, nn.Module)
-    dimension: Any = sum(p.numel() for p in model.parameters() if p.requires_grad) if trained else model
-    present: Any = len(clients) if hasattr(clients, "gather") else clients
+    dimension = Layout.of(model).dimension if isinstance(model, nn.Module) else model
+    present = clients if isinstance(clients, int | str) else len(clients)
     everyone = participation or Full()
     if isinstance(everyone, LargerCohort):
         everyone, population = larger_cohort(everyone, present)
@@ -86,9 +86,16 @@ def plan(
     mechanism, *_ = bind(algorithm, local, dimension, population, everyone, rounds, secure)
     chosen = Plan.of(algorithm, everyone, population, dimension, rounds, secure, mechanism)
     # Calibrating the noise of sampled rounds takes a second for each row.
-    rate, counts = (chosen.sampling.rate, [rounds]) if chosen.sampling.kind != "full" else (1.0, [*ROUNDS, rounds])
-    grid = {"epsilons": sorted({*EPSILONS, round(chosen.epsilon, 3)}), "rounds": sorted({*counts}), "rates": [rate]}
-    rows = plans(population, dimension, delta=algorithm.delta, mechanism=algorithm.mechanism, **grid)
+    rate, counts = (chosen.sampling.rate, {rounds}) if chosen.sampling.kind != "full" else (1.0, {*ROUNDS, rounds})
+    rows = plans(
+        population,
+        dimension,
+        delta=algorithm.delta,
+        mechanism=algorithm.mechanism,
+        epsilons=sorted({*EPSILONS, round(chosen.epsilon, 3)}),
+        rounds=sorted(counts),
+        rates=[rate],
+    )
     return plan_section(list(rows), chosen)
 
 
@@ -140,9 +147,13 @@ def compare(
         isinstance(runs, Sequence | Mapping) and not isinstance(runs, str) and len(runs) > 0,
         f"runs is {runs!r}; pass a list of runs or of their folders, or a dict of them by name.",
     )
-    given = runs.values() if isinstance(runs, Mapping) else runs
+    given = list(runs.values() if isinstance(runs, Mapping) else runs)
     loaded = [one if isinstance(one, Run) else Run.load(one) for one in given]
-    names = list(map(str, runs)) if isinstance(runs, Mapping) else _names(loaded)
+    names = (
+        list(map(str, runs))
+        if isinstance(runs, Mapping)
+        else _names(loaded, ["run" if isinstance(one, Run) else Path(one).name for one in given])
+    )
     chosen = main_metric([run.history for run in loaded], metric, "metric")
     x, label = ("epsilon_total", "ε so far") if over == "epsilon" else ("round", "round")
     records = [
@@ -153,8 +164,8 @@ def compare(
     return replace(runs_section(records), charts=[Chart("comparison", name_of(chosen), "", [panel])])
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
-    """Name runs by the settings in which they differ; equal runs get numbers."""
+def _names(runs: Sequence[Run], usual: Sequence[str]) -> list[str]:
+    """Name runs by the settings in which they differ, or else by their usual names; equal names get numbers."""
     settings: list[dict[str, Any]] = [{} if run.facts is None else run.facts.settings for run in runs]
 
     def label(name: str, own: dict[str, Any]) -> str:
@@ -166,5 +177,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
         text = f"{value:g}" if isinstance(value, float) else str(value).replace("AdaptiveClip", "adaptive")
         return text if name == "algorithm" else f"{name.rpartition('.')[2]}={text}"
 
-    labels = [", ".join(filter(None, (label(name, own) for name in own))) or "run" for own in settings]
+    found = [", ".join(filter(None, (label(name, own) for name in own))) for own in settings]
+    labels = [one or name for one, name in zip(found, usual, strict=True)]
     return [one if labels.count(one) == 1 else f"{one} ({number})" for number, one in enumerate(labels, 1)]
