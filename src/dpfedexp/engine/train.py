@@ -222,7 +222,7 @@ def train(
                 warn(complete if done >= rounds else f"resuming at round {done + 1} of {rounds} from {folder!r}.")
             names = {"model": type(simulation.task.model).__name__, "data": type(clients).__name__}
             found = facts_of(engine, open_run, run_folder, **names, options=options, trainer=trainer)
-            return found if measures[0] is None else replace(found, baselines=measures[0].baselines)
+            return replace(found, baselines=measures[0].baselines) if measures else found
 
         def model_of(state: State) -> nn.Module:
             return filled(state.candidate, state.reported.cpu())
