@@ -70,7 +70,7 @@ def fit(
     """Train privately with automatic δ, rounds, clip, step size and local rate; the statement says what was chosen."""
     from dpfedexp.config import problem
     from dpfedexp.config.settings import apply_override, parse
-    from dpfedexp.engine.fit import LOCAL_STEPS, MOST_EXAMPLES, describe_choices, rounds_for
+    from dpfedexp.engine.fit import describe_choices, fit_settings, rounds_for
     from dpfedexp.engine.plan import default_delta
 
     if (arrays is None) == (data_set is None):
@@ -78,15 +78,8 @@ def fit(
     tree: dict[str, Any] = {
         "data": {"kind": data_set} if arrays is None else {"kind": "npz", "path": str(arrays)},
         "model": {},
-        "algorithm": {
-            "name": "cdp_fedexp",
-            "clip": "adaptive",
-            "target_epsilon": float(epsilon),
-            "delta": delta,
-            "adjacency": adjacency,
-            "step": "safe",
-        },
-        "local": {"lr": "auto", "steps": LOCAL_STEPS, "max_examples": MOST_EXAMPLES},
+        **(chosen := fit_settings(float(epsilon), 1)),
+        "algorithm": chosen["algorithm"] | {"delta": delta, "adjacency": adjacency, "step": "safe"},
         "participation": {"population": population},
         "run": {"seed": seed, "device": device, "secure": secure} | ({} if rounds is None else {"rounds": rounds}),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,17 +10,11 @@ from rich.console import Console
 from rich.progress import track
 
 from dpfedexp.cli.options import CENTRAL, JsonOption, MechanismOption, print_json
-from dpfedexp.cli.train import public_sizes, show_advice
+from dpfedexp.cli.train import public_sizes
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
     from dpfedexp.engine.plan import Plan
-
-LEGEND = (
-    "noise/clip: norm of the noise in the mean of one round, over the clip C. Best signal: signal over noise of all rounds "
-    "together if all clients pushed the same way by the whole clip in every round; no data do better. Clients needed: for a best "
-    "signal of 1."
-)
 
 
 def plan(
@@ -47,8 +40,9 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show how much signal to expect at each ε and number of rounds, from public numbers alone."""
-    from dpfedexp.engine.advice import preflight
     from dpfedexp.engine.plan import EPSILONS, ROUNDS, default_delta, plans, sampling_rates
+    from dpfedexp.report.compare import plan_section
+    from dpfedexp.report.document import wide
 
     chosen: Plan | None = None
     if file is not None:
@@ -75,13 +69,11 @@ def plan(
     rows = list(grid)
     # Without a file: the row with the largest cohort, then ε nearest to 8, then rounds nearest to 50.
     advised = chosen or min(rows, key=lambda one: (-one.cohort, abs(one.epsilon - 8), abs(one.rounds - 50)))
+    section = plan_section(rows, advised)
     if as_json:
-        fields = ("epsilon", "rounds", "cohort", "noise_multiplier", "best_signal", "clients_needed", "verdict")
-        told = [{"noise_over_clip": one.noise_share} | {name: getattr(one, name) for name in fields} for one in rows]
-        about = {"clients": population, "parameters": dimension, "delta": at, "mechanism": kind}
-        print_json({**about, "rows": told, "advice": [one.to_json() for one in preflight(advised)]})
-        return
-    _print(rows, advised, at, kind)
+        print_json(section.data)
+    else:
+        section.show(wide())
 
 
 def _of_file(path: Path) -> Plan:
@@ -98,30 +90,3 @@ def _of_file(path: Path) -> Plan:
     else:
         population, dimension = public_sizes(settings, build(settings))
     return Plan.of(algorithm, participation, population, dimension, settings.run.rounds, settings.run.secure)
-
-
-def _print(rows: Sequence[Plan], advised: Plan, delta: float, kind: str) -> None:
-    from dpfedexp.engine.advice import preflight
-    from dpfedexp.engine.plan import number
-    from dpfedexp.report.document import Section, Table, wide
-
-    def cohort(one: Plan, everyone: str) -> str:
-        return everyone if one.sampling.kind == "full" else number(one.cohort)
-
-    def cells(one: Plan) -> list[str]:
-        numbers = (one.noise_multiplier, one.noise_share, one.best_signal, one.clients_needed)
-        shown = ("–" if value is None else number(value) for value in numbers)
-        return [f"{one.epsilon:g}", str(one.rounds), cohort(one, "all"), *shown, one.verdict or "not known"]
-
-    console, first = wide(), rows[0]
-    title = f"{first.population:,} clients, {first.dimension:,} parameters, δ = {delta:g}, {kind}"
-    columns = ["ε", "rounds", "cohort", "z", "noise/clip", "best signal", "clients needed", "verdict"]
-    Section("plan", title, tables=[Table("", columns, [cells(one) for one in rows], LEGEND)]).show(console)
-    console.print(
-        f"\nAt ε = {number(advised.epsilon)} over {advised.rounds} rounds with {cohort(advised, 'all')} of them in each:",
-        highlight=False,
-    )
-    for advice in preflight(advised):
-        show_advice(advice, console)
-    if not preflight(advised):
-        console.print("No warnings.")

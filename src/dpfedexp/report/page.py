@@ -17,7 +17,7 @@ from dpfedexp.accounting import PrivacyStatement
 from dpfedexp.engine.outlets import CHECKPOINT, CONFIG, METRICS, REPORT, STATEMENT_TEXT
 from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import FORMATS, STEERING, Chart, Panel, draw, metrics_in, name_of, over_rounds, run_panels
-from dpfedexp.engine.run import RunFacts, read_advice, read_history, read_text
+from dpfedexp.engine.run import RunFacts, baseline_text, read_advice, read_history, read_text
 from dpfedexp.engine.verify import read_claim
 from dpfedexp.errors import InputError
 from dpfedexp.files import finite, replace_text
@@ -100,7 +100,9 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
     """Return the section of one run: metrics, step size, clip and ε over rounds, privacy statement and configuration."""
     varying = [key for key in (*STEERING, "epsilon_total") if len(set(over_rounds(run.history, key, "").y)) > 1]
     panels = run_panels(run.history, [*run.metrics, *varying])
-    rows = [[name_of(key), run.last(key)] for key in (*run.metrics, *STEERING, "epsilon_total") if run.last(key) != "–"]
+    known = [key for key in (*run.metrics, *STEERING, "epsilon_total") if run.last(key) != "–"]
+    baselines = {} if run.facts is None else run.facts.baselines
+    rows = [[name_of(key), run.last(key) + baseline_text(baselines, key)] for key in known]
     times = [record["seconds"] for record in run.history if isinstance(record.get("seconds"), int | float)]
     facts, made = run.facts, len(run.history)
     planned = "" if facts is None or facts.rounds == made else f" of {facts.rounds} planned"
