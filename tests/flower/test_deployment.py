@@ -244,7 +244,7 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
     assert [entry.round for entry in Ledger.open(out / "ledger.jsonl", read_only=True).entries] == [1]
     deployment.start_superlink()
 
-    second = start(deployment, app, "federation.resume=true federation.round_timeout=120.0")
+    second = start(deployment, app, "federation.round_timeout=120.0")
     wait_until(lambda: (place / "die").exists() and (place / "hang").exists(), "round 3")
     os.killpg(deployment.supernodes[2].pid, signal.SIGKILL)
     log = finish(second, app)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpfedexp.accounting import Sampling, compose
+from dpfedexp.accounting import Ledger, Sampling, compose
 from dpfedexp.algorithms import ldp_fedexp
 from dpfedexp.cli import app
 from dpfedexp.cli.flower import _files_of_nodes
@@ -126,7 +126,7 @@ def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tm
     assert grid.asked == [[10, 11, 12], [10, 12]]
     listed.write_text("1\n10\n12\n")
     with pytest.raises(InputError, match=r"nodes is \[1, 10, 12\] here and \[10, 11, 12\] there"):
-        start(tmp_path / "run", Nodes({1: 5, 10: 0, 12: 2}), rounds=3, nodes=listed, resume=True)
+        start(tmp_path / "run", Nodes({1: 5, 10: 0, 12: 2}), rounds=2, nodes=listed)
     with pytest.raises(InputError, match="names 3, and the run has 4"):
         start(tmp_path / "other", grid, nodes=listed, clients=4)
     everyone = Nodes({1: 5, 10: 0, 12: 2})
@@ -295,7 +295,7 @@ def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
     for settings, expected in (
         ((), tmp_path / "runs" / "first"),
         (('federation.rounds=2 federation.folder="a b"',), tmp_path / "a b"),
-        (('federation.folder="/a"', "federation.resume=true", 'federation.folder="/b"'), "/b"),
+        (('federation.folder="/a"', "federation.rounds=2", 'federation.folder="/b"'), "/b"),
     ):
         assert paths(*settings) == {"federation.folder": str(expected)}
     with pytest.raises(InputError, match="is not an app of dpfedexp"):
@@ -398,14 +398,24 @@ def test_an_apps_hash_is_of_its_source_and_settings_whatever_else_lies_in_its_fo
         app_hash(tmp_path)
 
 
-def test_a_folder_that_holds_a_run_is_refused_before_anything_is_started(tmp_path, monkeypatch):
+def test_a_folder_with_a_complete_run_is_refused_before_anything_is_started_and_an_unfinished_one_goes_on(
+    tmp_path, monkeypatch
+):
     new_app(tmp_path / "app")
     start(tmp_path / "run", Nodes(THREE))
     monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *_: None)
     taken = f'federation.folder="{tmp_path / "run"}"'
-    with pytest.raises(InputError, match=r"already holds a run; resume it \(--resume\)"):
+    with pytest.raises(InputError, match=r"holds a complete run; name a new one for another run \(--folder"):
         run_app(tmp_path / "app", "up", [taken])
-    assert run_app(tmp_path / "app", "up", [taken, "federation.resume=true"]) == 2
+    status = tmp_path / "run" / "status.json"
+    status.write_text(status.read_text().replace("completed", "running"))
+    assert read_status(tmp_path / "run")["status"] == "killed"
+    assert run_app(tmp_path / "app", "up", [taken]) == 2
+    with (
+        Ledger.open(tmp_path / "run" / "ledger.jsonl"),
+        pytest.raises(InputError, match="holds a run that is not over"),
+    ):
+        run_app(tmp_path / "app", "up", [taken])
     assert run_app(tmp_path / "app", "up", [f'federation.folder="{tmp_path / "new"}"']) == 2
 
 
@@ -425,12 +435,3 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
     assert (status, told["reason"]) == ("failed", "See the log above."), (
         "the status of an earlier run is not this one's"
     )
-
-
-def test_a_resume_in_a_folder_that_does_not_exist_is_refused_before_anything_is_started(tmp_path, monkeypatch):
-    new_app(tmp_path / "app")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dpfedexp.flower.app._own_deployment", lambda *given: ({}, tmp_path, tmp_path))
-    monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *given: pytest.fail("Flower was started"))
-    with pytest.raises(InputError, match=r"first' does not exist, so there is no run to resume"):
-        run_app(tmp_path / "app", settings=["federation.resume=true"])

@@ -247,7 +247,7 @@ def test_a_server_that_dies_between_the_answer_and_the_release_is_resumed_and_pa
             strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
     assert charges(federation.file) == 2
     other_run(federation.grid)
-    resumed, _ = federation.run(FREE, resume=True)
+    resumed, _ = federation.run(FREE)
     assert resumed.state.round == 2
     assert charges(federation.file) == len(Ledger.open(tmp_path / "run" / "ledger.jsonl").entries) == 3
 

@@ -120,11 +120,11 @@ def test_whoever_is_killed_has_released_nothing_uncharged_and_the_run_is_resumed
         assert (tmp_path / "killed-helper").exists(), log
         assert checkpoint(out)["round"] == 0, "nothing was released"
         assert rounds_of(out / "ledger.jsonl") == rounds_of(charged) == [1]
-        log = finish(start(deployment, app, "federation.resume=true"), app)
+        log = finish(start(deployment, app), app)
         assert (tmp_path / "killed-server").exists(), log
         assert checkpoint(out)["round"] == 1, log
         assert rounds_of(out / "ledger.jsonl") == rounds_of(charged) == [1, 1, 2]
-        log = finish(start(deployment, app, "federation.resume=true"), app)
+        log = finish(start(deployment, app), app)
         assert checkpoint(out)["round"] == 2, log
         assert rounds_of(out / "ledger.jsonl") == rounds_of(charged) == [1, 1, 2, 2]
     statement = json.loads((out / "privacy.json").read_text())

@@ -66,19 +66,19 @@ def run(
     folder: Annotated[
         Path | None, typer.Option(help="For the run's files [default: federation.folder].", show_default=False)
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last completed round.")] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("-c", help="Other settings than the app's, such as 'federation.rounds=10'.", show_default=False),
     ] = None,
 ) -> None:
-    """Train, and show the log; the exit status is 0 if the run completed, 3 if it stopped or failed, 4 if it was killed."""
+    """Train, and show the log. The same command resumes a run that did not complete, in the same folder.
+
+    The exit status is 0 if the run completed, 3 if it stopped or failed, 4 if it was killed.
+    """
     from dpfedexp.flower.app import run_app
 
-    given = [*(settings or []), *(["federation.resume=true"] if resume else [])]
-    if folder is not None:
-        given.append(f"federation.folder={json.dumps(str(folder))}")
-    raise typer.Exit(run_app(app, connection, given))
+    given = [] if folder is None else [f"federation.folder={json.dumps(str(folder))}"]
+    raise typer.Exit(run_app(app, connection, [*(settings or []), *given]))
 
 
 @app.command()

@@ -6,7 +6,6 @@ Here relative folders are resolved in the user's working directory, and the exit
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from dpfedexp.engine.outlets import LEDGER, STATUS
+from dpfedexp.engine.outlets import STATUS
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.flower.local_deployment import FOLDER, QUIET, find_running, program
 from dpfedexp.flower.monitor import EXIT_CODES, read_status
@@ -87,17 +86,11 @@ def run_app(
     _check_settings(written, given)
     paths = paths_from_here(app, given, Path.cwd())
     folder = Path(paths[_FOLDER])
-    if (folder / LEDGER).exists() and not {**written, **given}.get("federation.resume"):
-        # The server app would refuse this later, with a traceback.
-        raise InputError(
-            f"the folder {str(folder)!r} already holds a run; resume it (--resume), or start another one in a new folder "
-            "(--folder runs/second)."
-        )
-    if logs is not None and {**written, **given}.get("federation.resume"):
-        missing = (
-            f"the folder {str(folder)!r} does not exist, so there is no run to resume; leave --resume out to begin one."
-        )
-        require(folder.exists(), missing)
+    taken = {"completed": "a complete run", "running": "a run that is not over"}.get(_status(folder).get("status", ""))
+    require(
+        taken is None,
+        f"the folder {str(folder)!r} holds {taken}; name a new one for another run (--folder runs/second).",
+    )
     # TOML writes strings, numbers and booleans as JSON does.
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
     read = {} if logs is None else {path: path.stat().st_size for path in logs.glob("supernode*.log")}
@@ -236,12 +229,19 @@ def _end_when_killed(process: subprocess.Popen[str], folder: Path, over: threadi
     """End the log stream when the server app was running and is killed; Flower itself needs a minute or more to notice."""
     alive = False
     while not over.wait(1.0):
-        with contextlib.suppress(InputError):
-            status = read_status(folder)["status"]
-            alive = alive or status == "running"
-            if alive and status == "killed":
-                process.terminate()
-                return
+        status = _status(folder).get("status")
+        alive = alive or status == "running"
+        if alive and status == "killed":
+            process.terminate()
+            return
+
+
+def _status(folder: Path) -> dict[str, Any]:
+    """The content of `status.json`; empty if it is not on this machine or can't be read."""
+    try:
+        return read_status(folder)
+    except InputError:
+        return {}
 
 
 def _status_text(folder: Path) -> bytes:
@@ -256,7 +256,7 @@ def _end(
     Args:
         fresh: whether this run wrote `status.json`; else it is of an earlier attempt.
     """
-    told = read_status(folder) if (folder / STATUS).exists() else {}
+    told = _status(folder)
     flowers = _flowers_status(connection, run, environment)
     failed = flowers.endswith("failed")
     if told and not (failed and (told["status"] == "completed" or not fresh)):

@@ -33,7 +33,6 @@ class FederationSettings(BaseModel):
     evaluate: str = ""
     evaluate_every: int | None = Field(None, ge=1)
     held_out: float = Field(0.0, ge=0, lt=1)
-    resume: bool = False
     replace_missing_nodes: bool = False
     clients_per_node: int = Field(1, ge=1)
     min_reply_fraction: float = Field(0.6, gt=0, le=1)

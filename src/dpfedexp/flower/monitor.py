@@ -45,7 +45,7 @@ def read_status(folder: Path | str) -> dict[str, Any]:
         raise InputError(f"{str(path)!r} can't be read; it is written anew after the next round.")
     status: dict[str, Any] = content
     if status["status"] == "running" and not _is_held(Path(folder) / LEDGER):
-        status |= {"status": "killed", "reason": "the server app ended unexpectedly; resume the run."}
+        status |= {"status": "killed", "reason": "the server app ended unexpectedly; repeat the command to resume."}
     return status
 
 

@@ -23,7 +23,7 @@ from dpfedexp.algorithms.round import FixedSize, Full, Poisson, State
 from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.noise import ChaChaNoise, Noise
-from dpfedexp.engine.checkpoint import ROUNDS, load
+from dpfedexp.engine.checkpoint import load
 from dpfedexp.engine.engine import ClientEvaluation, Engine
 from dpfedexp.engine.fit import rounds_for
 from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, settings_of
@@ -70,7 +70,7 @@ class DpFedExp(Strategy):
             `Poisson`). Under replace-one adjacency and in local DP this many clients take part, and the nodes of the first
             round stay. Under add-remove adjacency every connected node takes part, whatever their number.
         rounds: the number of rounds, for which the noise is calibrated; by default the number that `fit` chooses.
-        folder: the folder for ledger, checkpoint, model and statement; `resume` continues the run in this folder.
+        folder: the folder for ledger, checkpoint, model and statement; a run that was interrupted goes on in its folder.
         replace_missing_nodes: whether connected nodes replace missing ones when a run is resumed: for SuperNodes
             without keys, which are new nodes after a restart.
         participation: `Full()` or `Poisson(rate)`, sampled over the connected nodes from system entropy.
@@ -101,7 +101,6 @@ class DpFedExp(Strategy):
         clients: int,
         rounds: int | None = None,
         folder: Path | str,
-        resume: bool = False,
         replace_missing_nodes: bool = False,
         participation: Full | Poisson | None = None,
         clients_per_node: int = 1,
@@ -134,7 +133,7 @@ class DpFedExp(Strategy):
         )
         self.algorithm, self.clients = algorithm, clients
         self.rounds: int = rounds  # type: ignore[assignment]
-        self.folder, self.resume = Path(folder).expanduser().absolute(), resume
+        self.folder = Path(folder).expanduser().absolute()
         self.clients_per_node, self.min_reply_fraction = clients_per_node, min_reply_fraction
         open_to_all = algorithm.adjacency == "add-remove"
         self.participants = Participants(
@@ -239,8 +238,6 @@ class DpFedExp(Strategy):
             # A resumed run may have another fraction. The history has counts where they are public, as in every local run.
             reporting=lambda history: min([needed, *(line["valid"] for line in history if "valid" in line)]),
             no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else FIXED_NUMBER,
-            # Further rounds with the same noise are charged like the rounds before.
-            may_change=(ROUNDS,),
         )
 
     def start(
@@ -253,17 +250,13 @@ class DpFedExp(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Run the remaining rounds; return Flower's result.
+        """Run the remaining rounds, after those that the folder holds; return Flower's result.
 
         `timeout`: seconds to wait for replies in a round. `evaluate_fn`: computes metrics after a round on the server's data.
         """
         require(
             num_rounds in (None, self.rounds),
             f"num_rounds is {num_rounds}, but the strategy was made for {self.rounds} rounds; its noise depends on it.",
-        )
-        require(
-            not self.resume or (self.folder.is_dir() and any(self.folder.iterdir())),
-            f"resume is true, but the folder {str(self.folder)!r} holds no run; name its folder, or begin one without resume.",
         )
         engine = self.engine(grid, initial_arrays, timeout, train_config or ConfigRecord())
         layout = engine.cohort.layout  # type: ignore[attr-defined]
@@ -282,9 +275,8 @@ class DpFedExp(Strategy):
             _log.info("Round %d of %d: %s", record["round"], self.rounds, record)
             result.train_metrics_clientapp[record["round"]] = _record(record)
 
-        how = {"command": "flwr run", "purpose": "in federation.folder, or resume with federation.resume = true"}
-        files = RunFolder(self.folder, resume=self.resume, data="a Flower federation", **how)
-        files.how_to_resume = "resume with `dpfedexp flower run --resume`"
+        how = {"command": "flwr run", "data": "a Flower federation", "purpose": "in federation.folder"}
+        files = RunFolder(self.folder, resume=True, **how)
         options = RunnerOptions(
             files,
             last=load(self.folder),
@@ -318,7 +310,9 @@ class DpFedExp(Strategy):
         who = "all of them" if sampling.kind == "full" else f"each with probability {sampling.rate:g}"
         _log.info("%s over %d clients, %s in every round, %d rounds", algorithm.name, self.clients, who, self.rounds)
         done, charges = open_run.state.round, open_run.ledger.charges()
-        if done:
+        if done == self.rounds:
+            _log.warning("The folder holds this run, which is complete: no round is made")
+        elif done:
             _log.info("Resuming after round %d of %d", done, self.rounds)
         if algorithm.private:
             votes = [
