@@ -25,7 +25,16 @@ from dpfedexp.cli import app
 from dpfedexp.cli.flower import _files_of_nodes
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower.access import check_file
-from dpfedexp.flower.app import _end, app_hash, new_app, paths_from_here, read_overrides, run_app
+from dpfedexp.flower.app import (
+    _end,
+    _show_failures,
+    _stream,
+    app_hash,
+    new_app,
+    paths_from_here,
+    read_overrides,
+    run_app,
+)
 from dpfedexp.flower.guard import Guard
 from dpfedexp.flower.local_deployment import Deployment, find_running, running, stop_running
 from dpfedexp.flower.messages import NodeRequest
@@ -335,7 +344,7 @@ def test_a_run_takes_its_nodes_from_the_deployment_that_is_up(tmp_path, monkeypa
     with pytest.raises(InputError, match="no nodes are up for this app; start them"):
         run_app(app)
     monkeypatch.setattr(
-        "dpfedexp.flower.app._stream", lambda command, environment, _: streamed.append((command, environment))
+        "dpfedexp.flower.app._stream", lambda command, environment, *_: streamed.append((command, environment))
     )
     monkeypatch.setattr(Deployment, "start", lambda self: None)
     deployment = Deployment(app / ".up", 5, tls=True)
@@ -432,6 +441,57 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
     assert _end(tmp_path / "elsewhere", "up", "7", {}, fresh=True) == ("failed", {})
     monkeypatch.setattr("dpfedexp.flower.app._flowers_status", lambda *given: "finished:failed")
     status, told = _end(tmp_path / "run", "up", "7", {}, fresh=False)
-    assert (status, told["reason"]) == ("failed", "See the log above."), (
-        "the status of an earlier run is not this one's"
-    )
+    assert (status, told["reason"]) == ("failed", ""), "the reason of an earlier run is not this one's"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "reason"),
+    [
+        (
+            "import numpy",
+            "import nonumpy",
+            "line 3: importing it failed: ModuleNotFoundError: No module named 'nonumpy'",
+        ),
+        ("nn.Linear(4, 1)", "nn.Linaer(4, 1)", r"line 12: build_model\(\) failed: AttributeError: .*Linaer"),
+        ("skiprows=1", "skiprows=0", r"line 17: load_data\('.*node0.csv'\) failed: ValueError: could not convert"),
+        ("nn.Linear(4, 1)", "nn.Linear(3, 1)", "training on '.*node0.csv' failed: .*4"),
+    ],
+)
+def test_up_tries_the_task_before_it_starts_anything(wrong, right, reason, tmp_path, monkeypatch):
+    app = _new_app(tmp_path)
+    monkeypatch.setattr("dpfedexp.cli.flower._start_in_background", lambda place: None)
+    shown = invoke("flower", "up", app)
+    assert "A server and 3 nodes are up" in shown.output, shown.exception
+    task = app / "federation" / "task.py"
+    assert wrong in task.read_text()
+    task.write_text(task.read_text().replace(wrong, right))
+    monkeypatch.setattr("dpfedexp.cli.flower._start_in_background", lambda place: pytest.fail("nodes were started"))
+    assert re.search(rf"task.py'.*{reason}", str(invoke("flower", "up", app).exception))
+
+
+LOG = """INFO : Round 1 of 2
+Traceback (most recent call last):
+  File "/apps/1/federation/task.py", line 7, in build_model
+    return nn.Linaer(4, 1)
+AttributeError: no Linaer
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/apps/1/federation/task.py", line 9, in load_data
+    raise
+  File "/lib/dpfedexp/trainers/task.py", line 3, in check
+dpfedexp.errors.InputError: the rows do not fit
+Successfully started run 17
+"""
+
+
+def test_a_failed_run_prints_the_error_in_a_sentence_and_the_rest_is_in_its_log(tmp_path, capfd):
+    log = tmp_path / "run.log"
+    command = [sys.executable, "-c", f"print({LOG!r}, end='')"]
+    assert _stream(command, os.environ, tmp_path, log) == "17"
+    assert log.read_text() == LOG
+    printed = [line for line in capfd.readouterr().out.splitlines() if line]
+    assert printed == ["INFO : Round 1 of 2", "Successfully started run 17"]
+    _show_failures(_new_app(tmp_path), {log: 0, tmp_path / "run.log": 0})
+    assert capfd.readouterr().out == f"Error: federation/task.py, line 9: the rows do not fit\n  The whole log: {log}\n"

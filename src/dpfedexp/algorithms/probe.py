@@ -109,12 +109,12 @@ def extra_releases(
     if evaluations and kind.is_local:
         raise InputError(
             "evaluate is 'clients' in a local setting: what one client measures would need noise of its own that is larger than "
-            "the number. Use a central mechanism, or measure on public data: evaluate=(inputs, targets)."
+            "the number. Use a central mechanism, or measure on public data."
         )
     if automatic and kind.is_local:
         raise InputError(
             "local lr is 'auto' in a local setting: clients would have to vote, and the noise on a single vote is larger than "
-            "the vote. Choose the rate on public data, or in a simulation without privacy, and give it: Sgd(lr=0.1, …)."
+            "the vote. Choose the rate on public data, or in a simulation without privacy, and give it, such as lr = 0.1."
         )
     if not kind.is_private or not (automatic or evaluations or polls):
         return votes, None

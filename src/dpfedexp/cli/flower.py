@@ -115,11 +115,13 @@ def up(
     quiet: Annotated[bool, typer.Option("--quiet", help="With --foreground: show no logs.")] = False,
 ) -> None:
     """Start a server and one node for each file in data/, on this machine, with TLS and a key for every node."""
-    from dpfedexp.flower.app import app_hash
+    from dpfedexp.flower.app import app_hash, try_task
     from dpfedexp.flower.local_deployment import FOLDER, Deployment, running
 
     forbid_core_dumps()
     rows = _files_of_nodes(app / "data" if data is None else data)
+    if not quiet:  # the background process need not try it again
+        try_task(app, rows)
     config: dict[str, str | int | float] = {}
     if guard is not None:
         require(guard.is_file(), f"guard is {str(guard)!r}, which is not a file.")

@@ -163,7 +163,7 @@ def sampling(plan: Plan) -> Advice | None:
         return None
     return _note(
         "sampling",
-        f"All {plan.population:,} clients take part in every round. With participation Poisson({rate:g}) a round would cost "
+        f"All {plan.population:,} clients take part in every round. With Poisson sampling (rate {rate:g}) a round would cost "
         f"{rate:.0%} of the computation, and at the same ε its mean would have at most a tenth more noise.",
     )
 
@@ -179,7 +179,7 @@ def unheard_votes(plan: Plan) -> Advice | None:
     return _note(
         "rate-by-default",
         f"The votes on the local rate have noise of {noise:.0%} of the clients in every bin, so the rate will be near the usual "
-        f"{PRIOR_RATE:g} whatever the clients answer. Choose it on public data, if there are any: Sgd(lr=…).",
+        f"{PRIOR_RATE:g} whatever the clients answer. Choose lr on public data, if there are any.",
     )
 
 
@@ -323,7 +323,7 @@ class AdviceMonitor:
         return _note(
             "far-clip",
             f"The clip went from {first:.3g} to {last:.3g} by round {self._records[-1]['round']}, more than a factor of "
-            f"{FAR_CLIP:g}: the earlier rounds were spent on finding it. Start closer: AdaptiveClip(initial={last:.1g}).",
+            f"{FAR_CLIP:g}: the earlier rounds were spent on finding it. Start closer: initial = {last:.1g}.",
         )
 
     def _rate_at_edge(self) -> Advice | None:
@@ -385,7 +385,7 @@ class AdviceMonitor:
         return _note(
             "moving-clip",
             f"The clip was still {'rising' if moves > 0 else 'falling'} at the end, {seen}. Falling with the loss it is the end "
-            "of training; otherwise start closer with AdaptiveClip(initial=…), or train for more rounds.",
+            "of training; otherwise start closer (`initial`), or train for more rounds.",
         )
 
     def _one(self) -> Advice | None:
@@ -496,8 +496,8 @@ def evaluation_precision(half_width: float, every: int) -> list[Advice]:
     return [
         _warning(
             "evaluation-noise",
-            f"evaluate is 'clients', and a metric from 0 to 1 has a 95% interval of ±{half_width:.2g} with these clients and "
-            f"this epsilon: evaluate less often (more than {every} rounds apart), or on public data (evaluate=(inputs, targets)).",
+            f"A metric from 0 to 1 that the clients measure has a 95% interval of ±{half_width:.2g} with these clients and this "
+            f"epsilon: evaluate less often (more than {every} rounds apart), or on public data.",
         )
     ]
 

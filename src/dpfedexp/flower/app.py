@@ -7,6 +7,7 @@ Here relative folders are resolved in the user's working directory, and the exit
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -14,18 +15,21 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from dpfedexp.engine.outlets import STATUS
-from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.errors import InputError, first_line, nearest, require
 from dpfedexp.flower.local_deployment import FOLDER, QUIET, find_running, program
 from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
+_TRACEBACK, _FRAME = "Traceback (most recent call last)", re.compile(r'File "([^"]+)", line (\d+)')
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FOLDER, _NODES = "federation.folder", "federation.nodes"
 
 
@@ -67,6 +71,38 @@ def app_hash(app: Path | str) -> str:
         raise InputError(f"{str(app)!r} is not a Flower app: {error}") from None
 
 
+def try_task(app: Path, files: Sequence[Path]) -> None:
+    """Build the model of an app's `task.py` and try it on every node's file; raise `InputError` that says what is wrong.
+
+    Apps without a `task.py` like the template's are not tried.
+    """
+    found = next(app.glob("*/task.py"), None)
+    if found is None:
+        return
+    from dpfedexp.flower.client import try_training
+
+    package, what = found.parent.name, "importing it"
+    sys.path.insert(0, str(app.resolve()))
+    try:
+        task = importlib.import_module(f"{package}.task")
+        what = "build_model()"
+        task.build_model()
+        for path in files if hasattr(task, "load_data") else ():
+            what = f"load_data({str(path)!r})"
+            rows = task.load_data(str(path))
+            what = f"training on {str(path)!r}"
+            try_training(task.build_model(), rows, getattr(task, "LOSS", None))
+    except Exception as error:
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        line = next((f", line {one.lineno}" for one in frames if Path(one.filename) == found.resolve()), "")
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        raise InputError(f"{str(found)!r}{line}: {what} failed: {kind}{first_line(error)}") from None
+    finally:
+        sys.path.remove(str(app.resolve()))
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]
+
+
 def run_app(
     app: Path, connection: str | None = None, settings: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> int:
@@ -93,10 +129,13 @@ def run_app(
     )
     # TOML writes strings, numbers and booleans as JSON does.
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
-    read = {} if logs is None else {path: path.stat().st_size for path in logs.glob("supernode*.log")}
-    before = _status_text(folder)
+    read = {} if logs is None else {path: path.stat().st_size for path in sorted(logs.glob("supernode*.log"))}
+    before, log = _status_text(folder), (app / FOLDER / "run.log").resolve()
+    log.parent.mkdir(mode=0o700, exist_ok=True)
     try:
-        run = _stream([program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder)
+        run = _stream(
+            [program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder, log
+        )
     except KeyboardInterrupt:
         print(
             f"\nThe run goes on without this log: see `dpfedexp flower status {folder}`. `flwr stop` with the run's id ends it.",
@@ -108,7 +147,7 @@ def run_app(
         return 2
     status, told = _end(folder, connection, run, environment, fresh=_status_text(folder) != before)
     if status != "completed":
-        _show_failures(read)
+        _show_failures(app, {log: 0, **read})
     where = f"{told['round']} of {told['rounds']} rounds, epsilon {told['epsilon']:.4g}" if told else "no status here"
     print(f"Run {run} {status}: {where}. {told.get('reason', '')}".rstrip(), flush=True)
     if told:
@@ -145,17 +184,28 @@ def _check_settings(written: dict[str, Any], given: dict[str, Any]) -> None:
             )
 
 
-def _show_failures(read: Mapping[Path, int]) -> None:
-    """Print the newest exception in each node's log since the run began, without repeats. The nodes are the user's own."""
-    shown: dict[str, str] = {}
-    for path, before in sorted(read.items()):
-        text = path.read_bytes()[before:].decode("utf-8", "replace")
-        start = text.rfind("Traceback (most recent call last)")
-        lines = text[start:].splitlines() if start >= 0 else []
-        end = next((n for n, line in enumerate(lines) if n and line and not line.startswith(" ")), 0)
-        if end:
-            shown.setdefault(lines[end], f"\n{path.stem} failed ({path}):\n" + "\n".join(lines[: end + 1]))
-    print(*shown.values(), sep="\n", flush=True)
+def _show_failures(app: Path, logs: Mapping[Path, int]) -> None:
+    """Print the newest exception in each log since the run began, without repeats, and where the log is. All are the user's own."""
+    own = {"/".join(path.parts[-2:]) for path in app.resolve().glob("*/*.py")}
+    shown: dict[str, Path] = {}
+    for path, before in logs.items():
+        sentence = failure_in(path.read_bytes()[before:].decode("utf-8", "replace"), own)
+        if sentence:
+            shown.setdefault(sentence, path)
+    for sentence, path in shown.items():
+        print(f"Error: {sentence}\n  The whole log: {path}", flush=True)
+
+
+def failure_in(log: str, own: Collection[str]) -> str:
+    """The newest exception in a log in one line, with the place in the app's `own` files that raised it; "" without one."""
+    _, found, rest = log.rpartition(_TRACEBACK)
+    lines = rest.splitlines()[1:]
+    end = next((n for n, line in enumerate(lines) if line and not line.startswith(" ")), None)
+    if not found or end is None:
+        return ""
+    frames = [("/".join(Path(path).parts[-2:]), line) for path, line in _FRAME.findall("\n".join(lines[:end]))]
+    place = next((f"{name}, line {line}: " for name, line in reversed(frames) if name in own), "")
+    return place + lines[end].removeprefix("dpfedexp.errors.InputError: ")
 
 
 def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
@@ -203,9 +253,12 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _stream(command: list[str], environment: Mapping[str, str], folder: Path) -> str | None:
-    """Run the command and print its output until it ends or the server app was killed; return Flower's id of the run."""
-    run = None
+def _stream(command: list[str], environment: Mapping[str, str], folder: Path, log: Path) -> str | None:
+    """Run the command until it ends or the server app was killed; return Flower's id of the run.
+
+    The output goes to the file `log`, and is printed without tracebacks.
+    """
+    run, hidden = None, False
     process = subprocess.Popen(
         command,
         env={**environment, **QUIET, "PYTHONUNBUFFERED": "1"},
@@ -216,9 +269,13 @@ def _stream(command: list[str], environment: Mapping[str, str], folder: Path) ->
     )
     over = threading.Event()
     threading.Thread(target=_end_when_killed, args=(process, folder, over), daemon=True).start()
-    with process:
+    with process, open(log, "w", encoding="utf-8") as file:
         for line in process.stdout or ():
-            print(line, end="", flush=True)
+            file.write(line)
+            hidden = hidden or _TRACEBACK in line
+            if not hidden and not line.startswith(_CHAINED):
+                print(line, end="", flush=True)
+            hidden = hidden and (_TRACEBACK in line or not line.strip() or line.startswith(" "))
             if (found := _STARTED.search(line)) is not None:
                 run = found[1]
     over.set()
@@ -262,7 +319,7 @@ def _end(
     if told and not (failed and (told["status"] == "completed" or not fresh)):
         return str(told["status"]), told
     if told:  # from an earlier run in this folder, or from before the app itself failed
-        told = {**told, "reason": "See the log above."}
+        told = {**told, "reason": ""}
     return ("completed" if flowers == "finished:completed" else "failed"), told
 
 

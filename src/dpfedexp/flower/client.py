@@ -41,7 +41,7 @@ from dpfedexp.algorithms.probe import CLIP, RATE, SCALE, UPDATE, Extras, Probe, 
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.local_optimizer import LocalOptimizer
+from dpfedexp.core.local_optimizer import LocalOptimizer, Sgd
 from dpfedexp.core.local_rate import IMPROVED, PRIOR_RATE
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.modules import Layout
@@ -353,11 +353,7 @@ def answer(
     asked, layout = torch.tensor(request.clients or (0,)), Layout.of(model)
     w = to_flat(message.content.array_records[MODEL], layout, torch.float32)
     layout.write(model, w)
-    held: Clients | None = None
-    if not isinstance(clients, tuple):
-        held = clients
-    elif len(clients[1]):
-        held = Federation.from_clients([clients])
+    held = _held(clients)
     measured = str(context.run_config.get("federation.evaluate", ""))
     metrics = ClientMetrics.parse(measured) if measured else None
     share = float(context.run_config.get("federation.held_out", 0.0))
@@ -383,6 +379,20 @@ def answer(
     if ballots is not None:
         content[BALLOTS] = MetricRecord({IMPROVED.name: ballots.tolist()})
     return Message(content, reply_to=message)
+
+
+def try_training(model: nn.Module, clients: Clients | tuple[Tensor, Tensor], loss: str | Loss | None) -> None:
+    """Raise an error if a model can't be trained on a node's data; nothing leaves this function."""
+    held = _held(clients)
+    if held is not None:
+        _simulation(model, held, Sgd(lr=0.1, steps=1), loss, alone=isinstance(clients, tuple))
+
+
+def _held(clients: Clients | tuple[Tensor, Tensor]) -> Clients | None:
+    """A node's clients; None for a node without rows."""
+    if not isinstance(clients, tuple):
+        return clients
+    return Federation.from_clients([clients]) if len(clients[1]) else None
 
 
 def _simulation(

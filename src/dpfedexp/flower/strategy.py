@@ -13,7 +13,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import nn
+from torch import Tensor, nn
 
 from dpfedexp.accounting import PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
@@ -22,16 +22,18 @@ from dpfedexp.algorithms.probe import Extras, bind, evaluation_count, evaluation
 from dpfedexp.algorithms.round import FixedSize, Full, Poisson, State
 from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
+from dpfedexp.core.losses import Loss
 from dpfedexp.core.noise import ChaChaNoise, Noise
 from dpfedexp.engine.checkpoint import load
 from dpfedexp.engine.engine import ClientEvaluation, Engine
-from dpfedexp.engine.fit import rounds_for
+from dpfedexp.engine.fit import describe_choices, rounds_for, with_choices
 from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, settings_of
 from dpfedexp.engine.plan import log
 from dpfedexp.engine.run import Run, RunFacts, RunFolder, StoredParameters
 from dpfedexp.engine.runner import RunEnd, RunnerOptions, run_to_end, statement_of
 from dpfedexp.engine.stopping import OnAdvice, OnRound, callbacks_of
 from dpfedexp.errors import InputError, RoundFailed, checked, require
+from dpfedexp.evaluation import Evaluation, on_test_set
 from dpfedexp.flower.access import read_nodes
 from dpfedexp.flower.app_settings import read_settings, round_timeout
 from dpfedexp.flower.cohort import FlowerCohort, Participants, TwoPartyCohort
@@ -153,11 +155,13 @@ class DpFedExp(Strategy):
             require(clients_per_node == 1, "dp_scaffold keeps a control variate per client: use one client per node.")
             if local is None or local.steps is None:
                 raise InputError(
-                    "dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp."
+                    "dp_scaffold needs the clients' local steps: set lr and steps in the section local, or pass local=Sgd(…)."
                 )
             self.tau_eta_l = local.tau_eta_l(local.steps)
         self.run: Run | None = None
         """The result of the run, once `start` has returned."""
+        self.fit_given: dict[str, Any] | None = None
+        """The `delta` and `rounds` that were given to a run that chooses its own settings (`describe_choices`)."""
         self._open: OpenRun | None = None
 
     @property
@@ -299,6 +303,9 @@ class DpFedExp(Strategy):
         except RoundFailed as reason:
             _log.error("Stopped: %s", reason)
             raise
+        if self.fit_given is not None:
+            choices = describe_choices(self.run, self.algorithm, self.rounds, given=self.fit_given)
+            self.run = with_choices(self.run, choices, self.folder)
         if self.run.stopped:
             _log.warning("Stopped: %s", self.run.stopped)
         result.arrays = ArrayRecord(dict(self.run.model.state_dict()))
@@ -337,7 +344,11 @@ class DpFedExp(Strategy):
 
 @checked
 def serve(
-    grid: Grid, context: Context, model: nn.Module, evaluate: Callable[[nn.Module], dict[str, float]] | None = None
+    grid: Grid,
+    context: Context,
+    model: nn.Module,
+    evaluate: Callable[[nn.Module], dict[str, float]] | tuple[Any, Tensor] | None = None,
+    loss: str | Loss | None = None,
 ) -> Run:
     """Run a deployment with the settings of the app's configuration; call it in the main function of the server app.
 
@@ -345,22 +356,27 @@ def serve(
         grid: Flower's connection to the nodes.
         context: Flower's context, with the run's configuration.
         model: the model with the initial parameters; a resumed run uses its checkpoint's.
-        evaluate: computes metrics of the model after every round, on data that the server may see.
+        evaluate: (inputs, targets) of a test set on the server, measured after every round; or a function (model) → dict.
+        loss: the loss for the test set, as in `answer`.
 
     Returns:
         The run: its model, history and privacy statement.
     """
     strategy = strategy_from(context.run_config)
+    start = ArrayRecord(model.state_dict())
+    score = None if evaluate is None else Evaluation(evaluate).on
+    require(score != "clients", "evaluate is 'clients'; on Flower this is the setting federation.evaluate.")
+    if isinstance(score, tuple):
+        score = on_test_set(*score, loss)
+        score(model.eval())  # a test set that does not fit the model raises before the first round
 
-    def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if evaluate is None:
-            return None
+    def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         model.load_state_dict(arrays.to_torch_state_dict())
         with torch.no_grad():
-            return MetricRecord({**evaluate(model.eval())})
+            return MetricRecord({**cast(Any, score)(model.eval())})
 
     timeout = round_timeout(context.run_config)
-    strategy.start(grid, ArrayRecord(model.state_dict()), timeout=timeout, evaluate_fn=measure)
+    strategy.start(grid, start, timeout=timeout, evaluate_fn=None if score is None else measure)
     return cast(Run, strategy.run)
 
 
@@ -382,7 +398,9 @@ def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
     given = federation.model_dump(exclude={"round_timeout", "epsilon"})
     given["budget"] = federation.budget or None
     given["rounds"] = None if federation.rounds == "auto" else federation.rounds
-    return DpFedExp(
-        settings.build_algorithm(),
-        **{"participation": participation, "local": settings.build_local(), **given, **options},
-    )
+    given |= {"participation": participation, "local": settings.build_local(), **options}
+    strategy = DpFedExp(settings.build_algorithm(), **given)
+    own = [key for key in run_config if key.startswith(("algorithm.", "local.")) and key != "algorithm.delta"]
+    if federation.epsilon is not None and not own:
+        strategy.fit_given = {"delta": run_config.get("algorithm.delta"), "rounds": given["rounds"]}
+    return strategy
