@@ -60,7 +60,7 @@ def test_three_nodes_with_tls_survive_hostile_clients_kills_and_a_resume(tmp_pat
     """One deployment for all of it, because starting one is what takes time; each step below says what it shows."""
     (tmp_path / "guard.toml").write_text(GUARD)
     guard = {"dpfedexp-guard": str(tmp_path / "guard.toml")}
-    with Deployment(tmp_path / "up", 3, tls=True, node_config=guard, environment=QUICK, host=NETWORK) as deployment:
+    with Deployment(tmp_path / "up", 3, node_config=guard, environment=QUICK, host=NETWORK) as deployment:
         key, _ = make_node_key(tmp_path, "stranger")
         stranger = deployment.start_supernode(3, key=key)
         deployment.supernodes.remove(stranger)

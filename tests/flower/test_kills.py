@@ -135,7 +135,7 @@ def federation(place: Path) -> Iterator[Federation]:
     app = make_app(place / "app", own_task=True)
     data = {number: {"data": str(app / "data" / f"node{number}.csv")} for number in range(NODES)}
     own = {**QUICK, "DPFEDEXP_PRIVATE": str(place / "state")}
-    with Federation(place / "up", NODES, tls=True, of_node=data, environment=own) as deployment:
+    with Federation(place / "up", NODES, of_node=data, environment=own) as deployment:
         yield deployment
 
 

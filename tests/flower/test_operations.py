@@ -323,6 +323,8 @@ def test_there_is_a_node_for_each_file_and_no_other_node_gets_its_path(tmp_path,
     settings = {number: {"data": str(path)} for number, path in enumerate(files)}
     deployment, started = Deployment(tmp_path / "up", 2, of_node=settings), []
     deployment.port = 9092
+    deployment.folder.mkdir()
+    deployment.make_keys()
     monkeypatch.setattr(deployment, "_spawn", lambda command, _: started.append(command))
     for index in range(2):
         deployment.start_supernode(index)
@@ -347,7 +349,7 @@ def test_a_run_takes_its_nodes_from_the_deployment_that_is_up(tmp_path, monkeypa
         "dpfedexp.flower.app._stream", lambda command, environment, *_: streamed.append((command, environment))
     )
     monkeypatch.setattr(Deployment, "start", lambda self: None)
-    deployment = Deployment(app / ".up", 5, tls=True)
+    deployment = Deployment(app / ".up", 5)
     with running(deployment):
         with pytest.raises(InputError, match="are up already"), running(Deployment(app / ".up", 5)):
             pass

@@ -113,7 +113,7 @@ def test_whoever_is_killed_has_released_nothing_uncharged_and_the_run_is_resumed
     WithHelper.helper, WithHelper.guard = str(file.path), str(tmp_path / "guard.toml")
     out, charged, app = tmp_path / "out", tmp_path / "helper" / "helper.ledger.jsonl", app_of(tmp_path)
     with WithHelper(
-        tmp_path / "up", CLIENTS + 1, tls=True, environment={**QUICK, "DPFEDEXP_PRIVATE": str(tmp_path / "state")}
+        tmp_path / "up", CLIENTS + 1, environment={**QUICK, "DPFEDEXP_PRIVATE": str(tmp_path / "state")}
     ) as deployment:
         log = finish(start(deployment, app), app)
         assert (tmp_path / "killed-client").exists(), log

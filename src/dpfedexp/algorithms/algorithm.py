@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from dpfedexp.accounting import Event, Sampling
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency, GammaRule
@@ -23,6 +23,25 @@ PAPER_EPSILONS: Epsilons = (2.0, 2.0, 2.0)
 Aggregation = Literal["plain", "two-party", "two-party-one-sided"]
 """The parties that sum the updates: one trusted server, or a server and a helper that can't read any update (docs/trust.md), with
 noise from both parties or from the helper alone."""
+
+
+class NoiseOptions(TypedDict, total=False):
+    """Options of every private algorithm; `cdp_fedexp` explains them."""
+
+    noise_multiplier: float | None
+    target_epsilon: float | None
+    target_per: Per
+    delta: float
+    adjacency: Adjacency
+
+
+class MechanismOptions(NoiseOptions, total=False):
+    """Options of algorithms with any mechanism; `Algorithm` explains those of PrivUnit."""
+
+    epsilons: Epsilons
+    gamma: GammaRule
+
+
 HINTS = {
     "epsilon": "target_epsilon=8.0 for the whole run, or noise_multiplier",
     "eps": "target_epsilon=8.0 for the whole run, or noise_multiplier",

@@ -13,15 +13,12 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.access import check_file, check_folder, forbid_core_dumps
-
-if TYPE_CHECKING:
-    from dpfedexp.flower.local_deployment import Deployment
 
 app = typer.Typer(
     help="A real federation on Flower: an app to start from, and a deployment to try it on.", no_args_is_help=True
@@ -108,11 +105,9 @@ def up(
             help="A guard file with limits; every node enforces its own copy, next to it.", show_default=False
         ),
     ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="For keys and logs [default: .up in the app's folder].", show_default=False)
-    ] = None,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Show the logs, and stop at Ctrl-C.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="With --foreground: show no logs.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops them.")
+    ] = False,
 ) -> None:
     """Start a server and one node for each file in data/, on this machine, with TLS and a key for every node."""
     from dpfedexp.flower.app import app_hash, try_task
@@ -120,16 +115,15 @@ def up(
 
     forbid_core_dumps()
     rows = _files_of_nodes(app / "data" if data is None else data)
-    if not quiet:  # the background process need not try it again
-        try_task(app, rows)
     config: dict[str, str | int | float] = {}
     if guard is not None:
         require(guard.is_file(), f"guard is {str(guard)!r}, which is not a file.")
         config["dpfedexp-guard"] = str(guard.resolve())
-    place = (app / FOLDER if folder is None else folder).resolve()
+    place = (app / FOLDER).resolve()
     if not foreground:
+        try_task(app, rows)
         _start_in_background(place)
-        _explain(len(rows), place, app, own=folder is None)
+        _explain(len(rows), place, app)
         return
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -137,27 +131,24 @@ def up(
     deployment = Deployment(
         place,
         len(rows),
-        tls=True,
         node_config=config,
         of_node={number: {"data": str(path.resolve())} for number, path in enumerate(rows)},
         enforce=guard is not None,
         apps=[app_hash(app)] if guard is not None else [],
     )
     with running(deployment):
-        _explain(len(rows), place, app, own=folder is None)
-        _watch(deployment, show=not quiet)
+        _explain(len(rows), place, app)
+        while (ended := deployment.failed()) is None:
+            time.sleep(0.5)
+        raise InputError(ended)
 
 
 @app.command()
-def down(
-    app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path("."),
-    folder: Annotated[Path | None, typer.Option(help="As given to `up`.", show_default=False)] = None,
-) -> None:
+def down(app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path(".")) -> None:
     """Stop what `dpfedexp flower up` started."""
     from dpfedexp.flower.local_deployment import FOLDER, stop_running
 
-    found = stop_running((app / FOLDER if folder is None else folder).resolve())
-    print("Stopped." if found else "No nodes are up here.")
+    print("Stopped." if stop_running((app / FOLDER).resolve()) else "No nodes are up here.")
 
 
 @app.command("helper-key")
@@ -190,7 +181,7 @@ def _start_in_background(folder: Path) -> None:
     for old in folder.glob("*.log"):
         old.unlink()
     with open(folder / "up.log", "wb") as log:
-        command = [sys.executable, "-m", "dpfedexp", *sys.argv[1:], "--foreground", "--quiet"]
+        command = [sys.executable, "-m", "dpfedexp", *sys.argv[1:], "--foreground"]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -200,32 +191,10 @@ def _start_in_background(folder: Path) -> None:
         time.sleep(0.2)
 
 
-def _explain(nodes: int, folder: Path, app: Path, *, own: bool) -> None:
+def _explain(nodes: int, folder: Path, app: Path) -> None:
+    where = "" if app == Path(".") else f" {shlex.quote(str(app))}"
     print(f"\nA server and {nodes} nodes are up, with TLS and a key for every node. Logs: {folder}/*.log\n")
-    if own:
-        where = "" if app == Path(".") else f" {shlex.quote(str(app))}"
-        print(f"  dpfedexp flower run{where}     to train\n  dpfedexp flower down{where}    to stop them\n", flush=True)
-    else:
-        print(
-            f"  FLWR_HOME={shlex.quote(str(folder / 'flwr-home'))} dpfedexp flower run {shlex.quote(str(app))} up",
-            flush=True,
-        )
-        print(f"  dpfedexp flower down --folder {shlex.quote(str(folder))}\n", flush=True)
-
-
-def _watch(deployment: Deployment, *, show: bool) -> None:
-    """Wait until a process ends or the user stops; with `show`, print the logs with the name of the process before each line."""
-    read: dict[Path, int] = {}
-    while (ended := deployment.failed()) is None:
-        for name in deployment.logs if show else ():
-            path = deployment.folder / f"{name}.log"
-            with path.open(encoding="utf-8", errors="replace") as log:
-                log.seek(read.get(path, 0))
-                for line in log:
-                    print(f"{name:>11} | {line.rstrip()}", flush=True)
-                read[path] = log.tell()
-        time.sleep(0.5)
-    raise InputError(ended)
+    print(f"  dpfedexp flower run{where}     to train\n  dpfedexp flower down{where}    to stop them\n", flush=True)
 
 
 guard_app = typer.Typer(help="A site's own limits and what was spent under them.", no_args_is_help=True)
@@ -302,14 +271,9 @@ def superexec(context: typer.Context) -> None:
 
 def superlink(
     context: typer.Context,
+    nodes: Annotated[Path, typer.Option(help="A file with the public keys of the nodes that may connect.")],
     fleet: Annotated[str, typer.Option(help="Where nodes connect: an IP address and a port.")] = "127.0.0.1:9092",
     control_port: Annotated[int, typer.Option(help="On loopback, for `flwr run`.")] = 9093,
-    nodes: Annotated[
-        Path | None, typer.Option(help="A file with the public keys of the nodes that may connect.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without TLS and without known nodes; on loopback only.")
-    ] = False,
 ) -> None:
     """Run a SuperLink of which the network sees only what nodes need, and which keeps nothing on disk.
 
@@ -321,7 +285,7 @@ def superlink(
     forbid_core_dumps()
     if key := split_options(context.args).get("--ssl-keyfile"):
         check_file(Path(key), 0o600)
-    serve(context.args, fleet=fleet, control_port=control_port, nodes=nodes, insecure=insecure)
+    serve(context.args, fleet=fleet, control_port=control_port, nodes=nodes)
 
 
 def split_options(options: Sequence[str]) -> dict[str, str]:

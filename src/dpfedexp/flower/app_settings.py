@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
-from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.engine.fit import fit_settings
 from dpfedexp.errors import InputError
 
@@ -70,11 +69,6 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
 
 
-def local_from(run_config: Mapping[str, Any]) -> LocalOptimizer:
-    """The local optimizer in an app's configuration."""
-    return read_settings(run_config)[1].build_local()
-
-
 def data_path(context: Context) -> str:
     """The path of this node's data: the setting `data` of the node's configuration, which its operator sets."""
     path = context.node_config.get("data")
@@ -84,8 +78,3 @@ def data_path(context: Context) -> str:
             "`dpfedexp flower up`."
         )
     return str(path)
-
-
-def round_timeout(run_config: Mapping[str, Any]) -> float:
-    """The seconds that a round waits for replies, from an app's configuration."""
-    return read_settings(run_config)[0].round_timeout

@@ -52,7 +52,7 @@ from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE, Request
 from dpfedexp.engine.fit import rounds_for
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower import messages
-from dpfedexp.flower.app_settings import local_from, read_settings
+from dpfedexp.flower.app_settings import read_settings
 from dpfedexp.flower.guard import Guard, HelperFile, Refused, node_charge, total
 from dpfedexp.flower.messages import BALLOTS, CONTROL, HELPER, MODEL, REPORT, ROWS, NodeRequest, refusal, to_flat
 from dpfedexp.mechanisms import Mechanism, Report
@@ -270,10 +270,7 @@ def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: T
 
 def masked_content(report: Report, request: NodeRequest, sender: Sender) -> RecordDict:
     """The content of a reply in two-party aggregation: the masked row, and the mask's seed encrypted with the helper's key."""
-    mechanism = request.mechanism
-    if not isinstance(mechanism, TwoPartyGaussian):
-        raise InputError(f"mechanism {mechanism.kind!r} has no helper.")
-    row = to_words(mechanism.units(report)[0])
+    row = to_words(cast(TwoPartyGaussian, request.mechanism).units(report)[0])
     sent = mask_row(row, messages.round_of(request, len(row), sender.run), sender.node, sender.helper_key)
     return messages.reply_of(np.ascontiguousarray(sent.words, dtype="<u8"), request, seed=sent.sealed)
 
@@ -349,7 +346,7 @@ def answer(
         loss: a name, or a function (outputs, targets) → one loss per example; by default the usual loss for the targets.
     """
     request = NodeRequest.from_message(message)
-    optimizer = local_from(context.run_config) if local is None else local
+    optimizer = read_settings(context.run_config)[1].build_local() if local is None else local
     asked, layout = torch.tensor(request.clients or (0,)), Layout.of(model)
     w = to_flat(message.content.array_records[MODEL], layout, torch.float32)
     layout.write(model, w)

@@ -19,7 +19,7 @@ from dpfedexp.accounting import PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import resolve_clip
 from dpfedexp.algorithms.probe import Extras, bind, evaluation_count, evaluation_interval
-from dpfedexp.algorithms.round import FixedSize, Full, Poisson, State
+from dpfedexp.algorithms.round import Full, Poisson, State
 from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.losses import Loss
@@ -35,7 +35,7 @@ from dpfedexp.engine.stopping import OnAdvice, OnRound, callbacks_of
 from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.evaluation import Evaluation, on_test_set
 from dpfedexp.flower.access import read_nodes
-from dpfedexp.flower.app_settings import read_settings, round_timeout
+from dpfedexp.flower.app_settings import read_settings
 from dpfedexp.flower.cohort import FlowerCohort, Participants, TwoPartyCohort
 from dpfedexp.flower.messages import layout_of, to_arrays, to_flat
 from dpfedexp.mechanisms import mechanism_class
@@ -375,7 +375,7 @@ def serve(
         with torch.no_grad():
             return MetricRecord({**cast(Any, score)(model.eval())})
 
-    timeout = round_timeout(context.run_config)
+    timeout = read_settings(context.run_config)[0].round_timeout
     strategy.start(grid, start, timeout=timeout, evaluate_fn=None if score is None else measure)
     return cast(Run, strategy.run)
 
@@ -384,21 +384,17 @@ def _record(shown: dict[str, Any]) -> MetricRecord:
     return MetricRecord({name: math.inf if value is None else value for name, value in shown.items()})
 
 
-def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
+def strategy_from(run_config: Mapping[str, Any]) -> DpFedExp:
     """Build the strategy from an app's configuration.
 
     Args:
         run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
-        **options: arguments of `DpFedExp` that override the configuration.
     """
     federation, settings = read_settings(run_config)
-    participation = settings.build_participation()
-    if isinstance(participation, FixedSize):
-        raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
     given = federation.model_dump(exclude={"round_timeout", "epsilon"})
     given["budget"] = federation.budget or None
     given["rounds"] = None if federation.rounds == "auto" else federation.rounds
-    given |= {"participation": participation, "local": settings.build_local(), **options}
+    given |= {"participation": settings.build_participation(), "local": settings.build_local()}
     strategy = DpFedExp(settings.build_algorithm(), **given)
     own = [key for key in run_config if key.startswith(("algorithm.", "local.")) and key != "algorithm.delta"]
     if federation.epsilon is not None and not own:
