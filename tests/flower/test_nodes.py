@@ -118,18 +118,17 @@ def test_a_resumed_run_asks_the_nodes_of_its_first_round(tmp_path):
     assert grid.asked == [[10, 12]]
 
 
-def test_nodes_with_new_ids_do_not_take_part_unless_the_run_is_resumed_with_replace_missing_nodes(tmp_path):
+def test_nodes_with_new_ids_do_not_take_part(tmp_path):
     """SuperNodes without keys have other ids after a restart."""
     start(tmp_path, Nodes({10: 0, 11: 1, 12: 2}), rounds=3, on_round=stop_after(1))
-    grid = Nodes({20: 0, 21: 1, 12: 2}, {3: {20: 0, 21: 1, 12: 2, 5: 4}})
+    grid = Nodes({20: 0, 21: 1, 12: 2})
     few = r"1 of 3 nodes were connected after waiting 0\.01 seconds, and the round needs at least 2"
     with pytest.raises(
-        RoundFailed, match=few + r".* also 2 nodes that do not take part in this run.*replace_missing_nodes=true"
+        RoundFailed, match=few + r".* also 2 nodes that do not take part in this run.*start nodes with keys"
     ):
         start(tmp_path, grid, rounds=3, min_reply_fraction=0.6)
-    start(tmp_path, grid, rounds=3, replace_missing_nodes=True, min_reply_fraction=0.6)
-    assert grid.asked == [[12, 20, 21]] * 2
-    assert sorted(bound(tmp_path)) == [12, 20, 21]
+    assert grid.asked == []
+    assert sorted(bound(tmp_path)) == [10, 11, 12]
 
 
 def test_participants_are_kept_in_the_order_in_which_they_joined():

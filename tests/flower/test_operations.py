@@ -70,7 +70,7 @@ class Watching(Nodes):
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The address of a run's metrics."""
-    with metrics_server([lambda: run_metrics(folder)], "127.0.0.1", 0) as server:
+    with metrics_server(lambda: run_metrics(folder), "127.0.0.1", 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
@@ -439,10 +439,10 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
 
     monkeypatch.setattr("dpfedexp.flower.app.program", str)
     monkeypatch.setattr(subprocess, "run", slow)
-    assert _end(tmp_path / "run", "up", "7", {}, fresh=True)[0] == "completed"
-    assert _end(tmp_path / "elsewhere", "up", "7", {}, fresh=True) == ("failed", {})
+    assert _end(tmp_path / "run", "up", "7", {}, {})[0] == "completed"
+    assert _end(tmp_path / "elsewhere", "up", "7", {}, {}) == ("failed", {})
     monkeypatch.setattr("dpfedexp.flower.app._flowers_status", lambda *given: "finished:failed")
-    status, told = _end(tmp_path / "run", "up", "7", {}, fresh=False)
+    status, told = _end(tmp_path / "run", "up", "7", {}, read_status(tmp_path / "run"))
     assert (status, told["reason"]) == ("failed", ""), "the reason of an earlier run is not this one's"
 
 

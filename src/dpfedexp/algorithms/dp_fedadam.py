@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, MechanismOptions, clip_of
+from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, NoiseOptions, clip_of
 from dpfedexp.core.step_size import Adam, one
 from dpfedexp.errors import checked
 
@@ -16,7 +16,7 @@ def dp_fedadam(
     mechanism: str = "central-gaussian",
     server_rate: float = 0.03,
     average_last: int = 1,
-    **options: Unpack[MechanismOptions],
+    **options: Unpack[NoiseOptions],
 ) -> Algorithm:
     """Make DP-FedAdam: the server uses the released mean as a pseudo-gradient for Adam (Reddi et al. 2021).
 

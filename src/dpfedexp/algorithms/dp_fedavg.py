@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, MechanismOptions, clip_of
+from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, NoiseOptions, clip_of
 from dpfedexp.core.step_size import Extrapolate, FixedRate, Momentum, Rule, ServerOptimizer, one
 from dpfedexp.errors import checked
 
@@ -17,7 +17,7 @@ def dp_fedavg(
     server_rate: float = 1.0,
     server_momentum: float | None = None,
     average_last: int = 1,
-    **options: Unpack[MechanismOptions],
+    **options: Unpack[NoiseOptions],
 ) -> Algorithm:
     """Make DP-FedAvg: clipped updates, noise, and a fixed server step.
 

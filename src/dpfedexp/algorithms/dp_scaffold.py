@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack, get_args
 
-from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, Control, MechanismOptions, clip_of
+from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, Control, NoiseOptions, clip_of
 from dpfedexp.core.step_size import one
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.mechanisms import mechanism_class
@@ -17,7 +17,7 @@ def dp_scaffold(
     mechanism: str = "central-gaussian",
     control: Control = "update",
     average_last: int = 1,
-    **options: Unpack[MechanismOptions],
+    **options: Unpack[NoiseOptions],
 ) -> Algorithm:
     """Make DP-SCAFFOLD at client level: the server's control variate is computed from the release, at the same ε as DP-FedAvg.
 

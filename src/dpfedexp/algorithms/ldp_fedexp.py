@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, Unpack
 
-from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, MechanismOptions, NoiseOptions, clip_of
+from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, NoiseOptions, clip_of
 from dpfedexp.core import step_size
 from dpfedexp.errors import InputError, checked, nearest
 from dpfedexp.mechanisms.base import Numerator
@@ -25,7 +24,7 @@ def ldp_fedexp(
     numerator: Numerator | None = None,
     step: step_size.Step = "safe",
     average_last: int = 2,
-    **options: Unpack[MechanismOptions],
+    **options: Unpack[NoiseOptions],
 ) -> Algorithm:
     """Make LDP-FedEXP (Algorithm 1), with Gaussian noise or PrivUnit.
 
@@ -34,7 +33,8 @@ def ldp_fedexp(
     Args:
         clip: the radius C of the ball that updates are clipped to.
         mechanism: "local-gaussian" or "privunit".
-        numerator: the source of ‖Δ‖² with Gaussian noise: "free" (the default), "paper" or "naive".
+        numerator: the source of ‖Δ‖² with Gaussian noise: "free" (the default), "paper", or "naive", the paper's biased
+            variant (eq:naive) for its figures, with `step="paper"`.
         step: "safe" caps the step size by the progress that the released means show, and falls back to 1 without progress;
             "paper" uses the step size of the rule.
         average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
@@ -68,20 +68,3 @@ def ldp_fedexp(
         average_last=average_last,
         **options,
     )
-
-
-@checked(hints=HINTS)
-def naive_ldp_fedexp(*, clip: Clip, average_last: int = 2, **options: Unpack[NoiseOptions]) -> Algorithm:
-    """Make the paper's biased variant (eq:naive), for its figures; do not train with it.
-
-    Args:
-        clip: the radius C of the ball that updates are clipped to.
-        average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
-
-    The other options are those of `cdp_fedexp`.
-
-    >>> naive_ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
-    'naive'
-    """
-    naive = ldp_fedexp(clip=clip, numerator="naive", step="paper", average_last=average_last, **options)
-    return replace(naive, name="naive_ldp_fedexp")

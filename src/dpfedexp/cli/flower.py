@@ -55,17 +55,11 @@ def hash_(
 def run(
     app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path("."),
     connection: Annotated[
-        str | None,
-        typer.Argument(
-            help="A SuperLink in Flower's config.toml [default: that of `dpfedexp flower up`].", show_default=False
-        ),
+        str | None, typer.Argument(help="A SuperLink in Flower's config.toml [default: that of `flower up`].")
     ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="For the run's files [default: federation.folder].", show_default=False)
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="For the run's files [default: federation.folder].")] = None,
     settings: Annotated[
-        list[str] | None,
-        typer.Option("-c", help="Other settings than the app's, such as 'federation.rounds=10'.", show_default=False),
+        list[str] | None, typer.Option("-c", help="Other settings than the app's, such as 'federation.rounds=10'.")
     ] = None,
 ) -> None:
     """Train, and show the log. The same command resumes a run that did not complete, in the same folder.
@@ -79,9 +73,7 @@ def run(
 
 
 @app.command()
-def status(
-    folder: Annotated[Path, typer.Argument(help="The run's folder.", show_default=False)],
-) -> None:
+def status(folder: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
     """Show the status of a run; the exit status is that of `dpfedexp flower run`."""
     from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
@@ -93,21 +85,9 @@ def status(
 @app.command()
 def up(
     app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path("."),
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder with one file or folder for each node [default: the app's data].", show_default=False
-        ),
-    ] = None,
-    guard: Annotated[
-        Path | None,
-        typer.Option(
-            help="A guard file with limits; every node enforces its own copy, next to it.", show_default=False
-        ),
-    ] = None,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops them.")
-    ] = False,
+    data: Annotated[Path | None, typer.Option(help="A folder with one file or folder for each node.")] = None,
+    guard: Annotated[Path | None, typer.Option(help="A guard file, of which every node enforces its own copy.")] = None,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Ctrl-C stops them.")] = False,
 ) -> None:
     """Start a server and one node for each file in data/, on this machine, with TLS and a key for every node."""
     from dpfedexp.flower.app import app_hash, try_task
@@ -152,9 +132,7 @@ def down(app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path("
 
 
 @app.command("helper-key")
-def helper_key(
-    file: Annotated[Path, typer.Argument(help="A new file for the private key.", show_default=False)],
-) -> None:
+def helper_key(file: Annotated[Path, typer.Argument(help="A new file for the private key.")]) -> None:
     """Make the key of the helper, the second aggregator of two-party aggregation; prints the public key for guard files."""
     from dpfedexp.mechanisms.aggregation import new_key
 
@@ -327,9 +305,7 @@ def _guard() -> None: ...
 
 @guard_app.command()
 def show(
-    file: Annotated[
-        Path, typer.Argument(help="The guard file, or a helper's file of two-party aggregation.", show_default=False)
-    ],
+    file: Annotated[Path, typer.Argument(help="The guard file, or a helper's file of two-party aggregation.")],
     last: Annotated[int, typer.Option(help="How many of the newest charges to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="For a program.")] = False,
 ) -> None:
@@ -354,20 +330,20 @@ def show(
 
 @app.command()
 def metrics(
-    run: Annotated[list[Path] | None, typer.Option(help="The folder of a run.", show_default=False)] = None,
-    guard: Annotated[
-        list[Path] | None, typer.Option(help="A guard file, or a helper's file.", show_default=False)
-    ] = None,
+    run: Annotated[Path | None, typer.Option(help="The folder of a run.")] = None,
+    guard: Annotated[Path | None, typer.Option(help="A guard file, or a helper's file.")] = None,
     listen: Annotated[str, typer.Option(help="Where Prometheus asks: an IP address and a port.")] = "127.0.0.1:9464",
 ) -> None:
     """Serve /metrics for Prometheus and /healthz, from the files of a run or of a site."""
     from dpfedexp.flower.access import parse_address
     from dpfedexp.flower.monitor import guard_metrics, metrics_server, run_metrics
 
-    sources = [partial(run_metrics, folder) for folder in run or []] + [partial(guard_metrics, f) for f in guard or []]
-    if len(sources) != 1:
-        raise InputError("name one --run or one --guard; several need a process each.")
-    host, port = parse_address(listen, "listen")
-    with metrics_server(list(sources), host, port) as server:
+    if run is not None and guard is None:
+        source = partial(run_metrics, run)
+    elif guard is not None and run is None:
+        source = partial(guard_metrics, guard)
+    else:
+        raise InputError("name a --run or a --guard; several need a process each.")
+    with metrics_server(source, *parse_address(listen, "listen")) as server:
         print(f"http://{listen}/metrics and http://{listen}/healthz", flush=True)
         server.serve_forever()

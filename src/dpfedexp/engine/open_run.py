@@ -130,13 +130,11 @@ class OpenRun:
         ledger: Ledger | Path | str | None,
         folder: Path | None,
         last: Checkpoint | None,
-        *,
-        resume: bool,
     ) -> OpenRun:
         """Start a run, or resume the run in `folder`. The ledger is `folder/ledger.jsonl` unless another ledger is given.
 
         A ledger elsewhere may belong to a project: every run that names it adds charges. Without a folder only the ledger is kept.
-        With `resume`, a run without a checkpoint restarts from its ledger.
+        A run without a checkpoint restarts from its ledger.
         """
         source = LedgerSource.of(ledger, folder)
         try:
@@ -145,9 +143,9 @@ class OpenRun:
             if last is not None:
                 checkpoint.check_same(last, description.settings, folder)
             folder.mkdir(parents=True, exist_ok=True)
-            if last is not None or (resume and source.own and source.exists):
+            if last is not None or (source.own and source.exists):
                 return _go_on(description, source, folder, last)
-            if resume and source.own:
+            if source.own:
                 _check_nothing_was_released(folder)
             return _begin(description, source, folder)
         except OSError as error:

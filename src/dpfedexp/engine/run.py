@@ -281,7 +281,7 @@ class RunFolder:
     def __init__(
         self, path: Path | str, *, resume: bool = False, command: str = "", data: str = "", purpose: str = ""
     ) -> None:
-        self.path, self.resume, self.command, self.data = Path(path), resume, command, data
+        self.path, self.command, self.data = Path(path), command, data
         self.how_to_resume = f"{'repeat the command' if command else 'make the same call again'} to resume"
         where = purpose or f"with {'--out' if command else 'out'}"
         with _writing(self.path):

@@ -17,12 +17,10 @@ import threading
 import tomllib
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from dpfedexp.engine.outlets import STATUS
 from dpfedexp.errors import InputError, first_line, nearest, require
 from dpfedexp.flower.local_deployment import FOLDER, QUIET, find_running, program
 from dpfedexp.flower.monitor import EXIT_CODES, read_status
@@ -41,24 +39,15 @@ def new_app(folder: Path | str) -> list[Path]:
         if any(folder.iterdir()):
             raise InputError(f"the folder {str(folder)!r} is not empty; name a new one.")
         name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
-        return _copy(files("dpfedexp.flower") / "template", folder, name)
+        written = []
+        with as_file(files("dpfedexp.flower") / "template") as template:
+            for source in (path for path in template.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+                written.append(folder / source.relative_to(template))
+                written[-1].parent.mkdir(parents=True, exist_ok=True)
+                written[-1].write_text(source.read_text(encoding="utf-8").replace("@name@", name), encoding="utf-8")
+        return sorted(written)
     except OSError as error:
         raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
-
-
-def _copy(source: Traversable, target: Path, name: str) -> list[Path]:
-    written: list[Path] = []
-    for entry in source.iterdir():
-        if entry.name == "__pycache__":
-            continue
-        place = target / entry.name
-        if entry.is_dir():
-            place.mkdir(exist_ok=True)
-            written += _copy(entry, place, name)
-        else:
-            place.write_text(entry.read_text(encoding="utf-8").replace("@name@", name), encoding="utf-8")
-            written.append(place)
-    return sorted(written)
 
 
 def app_hash(app: Path | str) -> str:
@@ -122,7 +111,8 @@ def run_app(
     _check_settings(written, given)
     paths = paths_from_here(app, given, Path.cwd())
     folder = Path(paths[_FOLDER])
-    taken = {"completed": "a complete run", "running": "a run that is not over"}.get(_status(folder).get("status", ""))
+    before = _status(folder)
+    taken = {"completed": "a complete run", "running": "a run that is not over"}.get(before.get("status", ""))
     require(
         taken is None,
         f"the folder {str(folder)!r} holds {taken}; name a new one for another run (--folder runs/second).",
@@ -130,7 +120,7 @@ def run_app(
     # TOML writes strings, numbers and booleans as JSON does.
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
     read = {} if logs is None else {path: path.stat().st_size for path in sorted(logs.glob("supernode*.log"))}
-    before, log = _status_text(folder), (app / FOLDER / "run.log").resolve()
+    log = (app / FOLDER / "run.log").resolve()
     log.parent.mkdir(mode=0o700, exist_ok=True)
     try:
         run = _stream(
@@ -145,7 +135,7 @@ def run_app(
     if run is None:
         print("The run was not started.", file=sys.stderr)
         return 2
-    status, told = _end(folder, connection, run, environment, fresh=_status_text(folder) != before)
+    status, told = _end(folder, connection, run, environment, before)
     if status != "completed":
         _show_failures(app, {log: 0, **read})
     where = f"{told['round']} of {told['rounds']} rounds, epsilon {told['epsilon']:.4g}" if told else "no status here"
@@ -234,23 +224,18 @@ def paths_from_here(app: Path, given: Mapping[str, Any], here: Path) -> dict[str
 
 def _written(app: Path) -> dict[str, Any]:
     """The settings in the app's pyproject.toml, by their names in `-c`."""
+    from flwr.common.config import flatten_dict
+
     try:
         config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-        found = _flat(config)
+        found: dict[str, Any] = flatten_dict(config)
         return {_FOLDER: found[_FOLDER], **found}
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{str(app / 'pyproject.toml')!r} is not valid TOML: {error}.") from None
-    except (OSError, KeyError, TypeError, AttributeError):
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):
         raise InputError(
             f"{str(app)!r} is not an app of dpfedexp: its pyproject.toml has no key `folder` in [tool.flwr.app.config.federation]."
         ) from None
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
 
 
 def _stream(command: list[str], environment: Mapping[str, str], folder: Path, log: Path) -> str | None:
@@ -301,22 +286,14 @@ def _status(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _status_text(folder: Path) -> bytes:
-    return (folder / STATUS).read_bytes() if (folder / STATUS).exists() else b""
-
-
 def _end(
-    folder: Path, connection: str, run: str, environment: Mapping[str, str], *, fresh: bool
+    folder: Path, connection: str, run: str, environment: Mapping[str, str], before: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """The status of a run at its end, and the content of its `status.json`; empty if that is not on this machine.
-
-    Args:
-        fresh: whether this run wrote `status.json`; else it is of an earlier attempt.
-    """
+    """The status of a run at its end, and the content of its `status.json`, which is of an earlier attempt if it is `before`."""
     told = _status(folder)
     flowers = _flowers_status(connection, run, environment)
     failed = flowers.endswith("failed")
-    if told and not (failed and (told["status"] == "completed" or not fresh)):
+    if told and not (failed and (told["status"] == "completed" or told == before)):
         return str(told["status"]), told
     if told:  # from an earlier run in this folder, or from before the app itself failed
         told = {**told, "reason": ""}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from flwr.app import Context
+from flwr.common.config import unflatten_dict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.config import Settings, parse
@@ -32,7 +33,6 @@ class FederationSettings(BaseModel):
     evaluate: str = ""
     evaluate_every: int | None = Field(None, ge=1)
     held_out: float = Field(0.0, ge=0, lt=1)
-    replace_missing_nodes: bool = False
     clients_per_node: int = Field(1, ge=1)
     min_reply_fraction: float = Field(0.6, gt=0, le=1)
     budget: float | None = Field(None, ge=0)
@@ -42,18 +42,15 @@ class FederationSettings(BaseModel):
 
 def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Settings]:
     """Parse and check the sections of this library."""
-    tree: dict[str, dict[str, Any]] = {}
-    for key, value in run_config.items():
-        section, dot, name = key.partition(".")
-        if dot:
-            tree.setdefault(section, {})[name] = value
-    for name in [name for name in tree.get("local", {}) if "." in name]:
-        table, _, key = name.partition(".")
-        tree["local"].setdefault(table, {})[key] = tree["local"].pop(name)
     try:
+        tree: dict[str, Any] = unflatten_dict({key: value for key, value in run_config.items() if "." in key})
         federation = FederationSettings.model_validate(tree.get("federation", {}))
     except ValidationError as error:
         raise InputError(sentence(error, FederationSettings, "federation.")) from None
+    except TypeError:
+        raise InputError(
+            "a name in the app's configuration is a setting and a section; it must be one of them."
+        ) from None
     if federation.epsilon is not None:
         # The settings that `fit` chooses; settings that are given override them.
         given = tree.get("algorithm", {})

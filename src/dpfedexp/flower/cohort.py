@@ -47,9 +47,7 @@ class Participants:
     Attributes:
         count: the public number of nodes of the run.
         min_reply_fraction: the fraction of the nodes that must be connected for a round to begin.
-        timeout: seconds to wait for nodes.
         open_to_all: whether every connected node takes part, as under add-remove adjacency.
-        replace_missing_nodes: whether connected nodes replace missing ones when the run is resumed.
         nodes: the participants, in the order in which they joined.
         allowed: the only nodes that may be asked, sorted; None for any connected node.
     """
@@ -58,7 +56,6 @@ class Participants:
     min_reply_fraction: float
     timeout: float
     open_to_all: bool = False
-    replace_missing_nodes: bool = False
     nodes: tuple[int, ...] = ()
     allowed: tuple[int, ...] | None = None
     _begun: bool = False
@@ -69,10 +66,6 @@ class Participants:
             len(nodes) == self.count,
             f"the list of nodes names {len(nodes)}, and the run has {self.count} (clients divided by clients_per_node).",
         )
-        require(
-            not self.replace_missing_nodes,
-            "replace_missing_nodes is true beside a list of nodes, which says who takes part; change the list.",
-        )
         self.allowed = nodes
 
     def nodes_of_round(self, connected: Callable[[], Iterable[int]]) -> list[int]:
@@ -80,20 +73,15 @@ class Participants:
 
         An absent node counts as a missing reply. Only the first round waits for all nodes.
         """
-        enough, begun = max(1, math.ceil(self.min_reply_fraction * self.count)), self._begun
-        wanted, self._begun = enough if begun else self.count, True
+        enough = max(1, math.ceil(self.min_reply_fraction * self.count))
+        wanted, self._begun = enough if self._begun else self.count, True
         if self.open_to_all:
             return self._wait(connected, wanted, enough, lambda ids: ids if self.allowed is None else self.allowed)
         if self.allowed is not None:
             self.nodes = self.allowed
-        replacing = self.replace_missing_nodes and not begun
-
-        def participants(ids: Sequence[int]) -> tuple[int, ...]:
-            kept = tuple(node for node in self.nodes if node in ids) if replacing else self.nodes
-            return participants_after(ids, kept, self.count)
-
-        here = self._wait(connected, wanted, enough, participants)
-        before, self.nodes = self.nodes, participants(here)
+        before = self.nodes
+        here = self._wait(connected, wanted, enough, lambda ids: participants_after(ids, before, self.count))
+        self.nodes = participants_after(here, before, self.count)
         left_out = len(set(connected()) - set(self.nodes))
         if left_out and not before and self.allowed is None:
             _log.warning(
@@ -133,8 +121,8 @@ class Participants:
                 )
                 if more := len(ids) - len(nodes):
                     text += (
-                        f" Connected are also {more} nodes that do not take part in this run: a SuperNode without a key gets a "
-                        "new id after a restart. Resume with replace_missing_nodes=true to let them replace nodes that are gone."
+                        f" Connected are also {more} nodes that do not take part in this run: a SuperNode without a key is "
+                        "another node after a restart; start nodes with keys."
                     )
                 raise RoundFailed(text)
             if not told:
@@ -149,8 +137,7 @@ def participants_after(connected: Sequence[int], bound: tuple[int, ...], count: 
     A participant stays one even while it is disconnected, so that a node that joins later never changes the contribution of
     another. If there are fewer than `count` participants, the connected nodes with the lowest ids join.
 
-    A SuperNode with its own key has the same id after a restart. Without a key it is a new node after a restart, and the old node
-    stays missing until the run is resumed with `replace_missing_nodes`.
+    A SuperNode with its own key has the same id after a restart. Without a key it is a new node, and the old one stays missing.
     """
     free = [node for node in sorted(connected) if node not in bound]
     return (*bound, *free[: max(0, count - len(bound))])
@@ -261,15 +248,9 @@ class FlowerCohort(Cohort):
     """The nodes connected to a SuperLink, as the engine's cohort.
 
     Attributes:
-        grid: Flower's connection to the nodes.
-        layout: the layout of the model's arrays.
-        participants: the nodes that may be asked.
         clients: the public number of clients.
-        sampling: how the clients of a round are sampled.
-        rounds: the number of rounds of the run.
         min_reply_fraction: the fraction of the asked clients whose answers must be valid.
         timeout: seconds to wait for replies in a round.
-        clients_per_node: the number of clients of each node.
         tau_eta_l: τη_l for SCAFFOLD.
         config: configuration for the app's function, sent with every message.
     """

@@ -73,8 +73,6 @@ class DpFedExp(Strategy):
             round stay. Under add-remove adjacency every connected node takes part, whatever their number.
         rounds: the number of rounds, for which the noise is calibrated; by default the number that `fit` chooses.
         folder: the folder for ledger, checkpoint, model and statement; a run that was interrupted goes on in its folder.
-        replace_missing_nodes: whether connected nodes replace missing ones when a run is resumed: for SuperNodes
-            without keys, which are new nodes after a restart.
         participation: `Full()` or `Poisson(rate)`, sampled over the connected nodes from system entropy.
         clients_per_node: more than 1 for nodes that simulate many clients each.
         min_reply_fraction: the fraction of the asked clients with valid answers below which the round fails and releases nothing.
@@ -103,7 +101,6 @@ class DpFedExp(Strategy):
         clients: int,
         rounds: int | None = None,
         folder: Path | str,
-        replace_missing_nodes: bool = False,
         participation: Full | Poisson | None = None,
         clients_per_node: int = 1,
         min_reply_fraction: float = 0.6,
@@ -138,9 +135,7 @@ class DpFedExp(Strategy):
         self.folder = Path(folder).expanduser().absolute()
         self.clients_per_node, self.min_reply_fraction = clients_per_node, min_reply_fraction
         open_to_all = algorithm.adjacency == "add-remove"
-        self.participants = Participants(
-            clients // clients_per_node, min_reply_fraction, node_timeout, open_to_all, replace_missing_nodes
-        )
+        self.participants = Participants(clients // clients_per_node, min_reply_fraction, node_timeout, open_to_all)
         if nodes:
             self.participants.allow(read_nodes(nodes))
         self.budget = budget
@@ -367,7 +362,7 @@ def serve(
     score = None if evaluate is None else Evaluation(evaluate).on
     require(score != "clients", "evaluate is 'clients'; on Flower this is the setting federation.evaluate.")
     if isinstance(score, tuple):
-        score = on_test_set(*score, loss)
+        score = on_test_set(score[0], score[1], loss)
         score(model.eval())  # a test set that does not fit the model raises before the first round
 
     def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord:
