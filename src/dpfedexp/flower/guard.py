@@ -153,7 +153,7 @@ class Limits:
         path = environment.get(cls.variable, node_config.get(cls.node_key))
         named = path is None or str(path).strip()
         require(bool(named), f"{cls.variable} or {cls.node_key} is empty; it must name a file, or not be set.")
-        return None if path is None else cls.load(Path(str(path)).expanduser())  # type: ignore[attr-defined,no-any-return]
+        return None if path is None else cls.load(Path(str(path)).expanduser())  # type: ignore[attr-defined]
 
     @property
     def ledger(self) -> Path:

@@ -391,7 +391,8 @@ def strategy_from(run_config: Mapping[str, Any]) -> DpFedExp:
     given["rounds"] = None if federation.rounds == "auto" else federation.rounds
     given |= {"participation": settings.build_participation(), "local": settings.build_local()}
     strategy = DpFedExp(settings.build_algorithm(), **given)
-    own = [key for key in run_config if key.startswith(("algorithm.", "local.")) and key != "algorithm.delta"]
+    sections = {key for key in run_config if key.startswith(("algorithm.", "local."))}
+    own = sections - {"algorithm.delta", "algorithm.aggregation"}
     if federation.epsilon is not None and not own:
         strategy.fit_given = {"delta": run_config.get("algorithm.delta"), "rounds": given["rounds"]}
     return strategy
