@@ -2,7 +2,7 @@
 
     python examples/lora_language_model.py
 
-With `pip install dpfedexp[language]` the model is a Llama of `transformers`, built from a configuration, and the adapters are
+With `pip install ".[language]"` the model is a Llama of `transformers`, built from a configuration, and the adapters are
 `peft`'s; without, both are a few lines of torch.
 """
 

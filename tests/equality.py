@@ -139,7 +139,7 @@ OPTIONS: dict[str, Found] = {
     "one-sided": {"algorithm": with_aggregation(ALGORITHMS["cdp_fedexp"], "two-party-one-sided")},
     "AdamW": {"local": dp.AdamW(lr=0.01, **STEPS)},
     "momentum": {"local": dp.Sgd(lr=0.1, **STEPS, momentum=0.9, nesterov=True, weight_decay=0.01)},
-    "FedProx": {"local": dp.FedProx(lr=0.1, mu=0.1, **STEPS)},
+    "FedProx": {"local": dp.Sgd(lr=0.1, proximal=0.1, **STEPS)},
     "batches": {"local": dp.Sgd(lr=0.1, epochs=2, batch_size=3, max_examples=7)},
     "cosine": {"local": dp.Sgd(lr=0.1, **STEPS, schedule=dp.CosineRate(rounds=3))},
     "auto": {"local": dp.Sgd(lr="auto", **STEPS)},

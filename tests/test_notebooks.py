@@ -54,7 +54,7 @@ def test_it_is_valid_and_holds_no_outputs(path):
 
 @notebooks
 def test_it_imports_what_its_first_cell_installs(path):
-    installed = re.search(r"pip install '?dpfedexp(?:\[([\w,]+)\])?", sources(path, "markdown")[0])
+    installed = re.search(r'pip install "?\.(?:\[([\w,]+)\])?', sources(path, "markdown")[0])
     assert installed, "the first cell says what to install"
     extras = [name for name in (installed[1] or "").split(",") if name]
     named = PROJECT["dependencies"] + [text for name in extras for text in PROJECT["optional-dependencies"][name]]

@@ -23,30 +23,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from dpfedexp.data import GeneratedClients
+import torch
+from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
 
 
-def streamed(clients: int, dimension: int) -> GeneratedClients:
+class Streamed:
     """The paper's linear regression, made client by client from keyed draws: any number of clients in no memory."""
-    optimum = np.random.Generator(np.random.Philox(key=[0, 1])).standard_normal(dimension).astype(np.float32)
 
-    def make(ids: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    def __init__(self, clients: int, dimension: int) -> None:
+        self.sizes, self.dimension = torch.ones(1, dtype=torch.int64).expand(clients), dimension
+        optimum = np.random.Generator(np.random.Philox(key=[0, 1])).standard_normal(dimension)
+        self.optimum = optimum.astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def gather(self, clients: Tensor, positions: Tensor, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
         bits = np.random.Philox(key=[0, 2])
         # Rewinding one generator costs a tenth of making a new one; the client's number is a word of the counter.
-        rng, state, draws = np.random.Generator(bits), bits.state, np.empty((len(ids), dimension + 1))
-        for row, client in zip(draws, ids, strict=True):
+        rng, state, draws = np.random.Generator(bits), bits.state, np.empty((len(clients), self.dimension + 1))
+        for row, client in zip(draws, clients.tolist(), strict=True):
             state["state"]["counter"][:] = (0, client, 0, 0)
             bits.state = state
             rng.standard_normal(out=row)
         # x_i - u_i is the sum of two independent standard normals, so one draw of variance 2 has its distribution.
         inputs = (0.1 * draws[:, :1] + np.sqrt(2.0) * draws[:, 1:]).astype(np.float32)
-        return inputs[:, None, :], np.einsum("nd,d->n", inputs, optimum, dtype=np.float64)[:, None]
-
-    return GeneratedClients(clients, 1, make)
+        targets = np.einsum("nd,d->n", inputs, self.optimum, dtype=np.float64).astype(np.float32)
+        # A client has a single row: a batch repeats it.
+        x, y = (torch.from_numpy(values)[:, None].to(device) for values in (inputs, targets))
+        return x.expand(-1, positions.shape[1], -1), y.expand(-1, positions.shape[1])
 
 
 def synthetic(clients: int, mechanism: str, memory: str) -> dict[str, Any]:
@@ -60,7 +67,7 @@ def synthetic(clients: int, mechanism: str, memory: str) -> dict[str, Any]:
     }[mechanism]
     local = Sgd(lr=0.003, steps=20)
     given = {"local": local, "rounds": 1, "execution": Execution(device="cpu", memory=memory, progress=False)}
-    run = train(linear_regression(100), streamed(clients, 100), algorithm, **given)
+    run = train(linear_regression(100), Streamed(clients, 100), algorithm, **given)
     return {
         "clients": clients,
         "mechanism": mechanism,

@@ -47,7 +47,6 @@ FAST = "dpfedexp.trainers.fast"
 PARTS: dict[str, tuple[str, tuple[str, ...], str, Any]] = {
     "patch kernels": ("fast", ("pfl-cnn", "resnet"), f"{FAST}.convolution._own_kernels", lambda *given: None),
     "norm kernels": ("fast", ("resnet",), f"{FAST}.ops._has_kernels", lambda x: False),
-    "dropout kernel": ("fast", ("pfl-cnn",), f"{FAST}.ops._has_kernels", lambda x: False),
     "pool in product": ("fast", ("cnn", "pfl-cnn"), f"{FAST}.trace._Translation._pool_behind", lambda *given: None),
     "steps in products": ("fast", ("pfl-cnn", "mlp-4096"), f"{FAST}.ops.Product.adds_to", lambda *given: False),
     "matrix units": (
@@ -97,7 +96,7 @@ def ways(name: str, task: Task, streams: Any, parts: TrainerParts) -> dict[str, 
         )
     found["loop"] = lambda: Loop(task, streams)
     for part, (of, where, name_of, instead) in PARTS.items():
-        if of in found and name in where and not (on_cpu and part.endswith(("kernel", "kernels"))):
+        if of in found and name in where and not (on_cpu and part.endswith("kernels")):
             found[f"{of} without {part}"] = partial(Without, parts, of, name_of, instead)
     return found
 

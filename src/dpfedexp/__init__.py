@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dpfedexp.core.clipping import AdaptiveClip as AdaptiveClip
     from dpfedexp.core.local_optimizer import AdamW as AdamW
     from dpfedexp.core.local_optimizer import CosineRate as CosineRate
-    from dpfedexp.core.local_optimizer import FedProx as FedProx
     from dpfedexp.core.local_optimizer import LocalOptimizer as LocalOptimizer
     from dpfedexp.core.local_optimizer import RateSchedule as RateSchedule
     from dpfedexp.core.local_optimizer import Sgd as Sgd

@@ -11,11 +11,19 @@ from dpfedexp.algorithms.round import Poisson
 from dpfedexp.audit import isolation
 from dpfedexp.audit import runs as whole_runs
 from dpfedexp.audit.mechanisms import audit_noise
-from dpfedexp.audit.runs import audit_history, balanced_signs, bounds, observe, participation, repetition
+from dpfedexp.audit.runs import (
+    audit_history,
+    balanced_signs,
+    bounds,
+    observe,
+    observe_candidates,
+    participation,
+    repetition,
+)
 from dpfedexp.core import noise as noise_module
 from dpfedexp.core.noise import KeyedNoise, Streams, SystemStreams
 from dpfedexp.core.sums import WITHIN_CLIP
-from dpfedexp.engine.simulated import Simulation
+from dpfedexp.engine.simulated import OneGroup, Simulation
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import central_gaussian as secure_gaussian
 
@@ -40,6 +48,17 @@ def test_a_healthy_run_has_no_noise_twice(secure):
 def test_a_healthy_run_proves_what_it_should_and_no_more():
     seen = observe(PLAIN, balanced_signs(256, 1), 32, 3, secure=True)
     assert outcomes(bounds(seen, CONFIDENCE)) == {"holds"}
+
+
+def test_a_run_with_candidates_costs_one_round_and_a_client_in_two_groups_is_caught(monkeypatch):
+    signs = balanced_signs(256, 1)
+    healthy = bounds(observe_candidates(PLAIN, signs, 32, 3), CONFIDENCE)
+    assert outcomes(healthy) == {"holds"}
+    assert all(result.lower > 0.3 * result.claim for result in healthy)
+    monkeypatch.setattr(OneGroup, "take", lambda *given: None)
+    monkeypatch.setattr(Simulation, "groups", lambda self, request, groups: torch.full((256,), request.group[0]))
+    caught = bounds(observe_candidates(PLAIN, signs, 32, 3), CONFIDENCE)
+    assert "BROKEN" in outcomes(caught)
 
 
 def test_a_healthy_sampled_run_draws_its_clients_as_charged():

@@ -264,7 +264,7 @@ def hinge(o, t):
 FLAT = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
 FLATTEN = r"end the model with nn.Flatten\(0\), or give targets of shape \(n, 1\)"
 WRONG = {
-    "a number": (nn.Linear(6, 1), REAL, 3, None, "loss is 3; it must be a name such as 'mse'"),
+    "a number": (nn.Linear(6, 1), REAL, 3, None, "loss is 3; give a name such as 'mse'"),
     "three inputs": (nn.Linear(6, 1), REAL, nn.TripletMarginLoss(), None, "give a function"),
     "own function, one output": (nn.Linear(6, 1), REAL, squares, None, FLATTEN),
     "own function that gives b × b": (nn.Linear(6, 1), REAL, lambda o, t: (o - t) ** 2, None, FLATTEN),

@@ -232,12 +232,12 @@ def huge(rank: int = 3, length: int = 2**31 - 1) -> bytes:
         (b"\0\0\x08", "is not an IDX file of bytes: it begins with 00 00 08"),
         (bytes([0, 0, 8, 0]), "is not an IDX file"),
         (bytes([0, 0, 7, 1, 0, 0, 0, 1, 1]), "is not an IDX file"),
-        (bytes([0, 0, 8, 3, 0, 0]), "is cut off inside its header"),
-        (bytes([0, 0, 8, 1, 0, 0, 0, 0]), "holds no data"),
-        (idx_bytes(ARRAY)[:-1], "is cut off: its header says 2 × 3 × 4 values, 24 bytes, and 23 follow"),
-        (idx_bytes(ARRAY) + b"x", "is too long: its header says 2 × 3 × 4 values, 24 bytes, and more follow"),
+        (bytes([0, 0, 8, 3, 0, 0]), "is not an IDX file of bytes: it begins with 00 00 08 03 00 00"),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 0]), "is not plausible: its header says 0 values"),
+        (idx_bytes(ARRAY)[:-1], "is damaged: its header says 2 × 3 × 4 values, 24 bytes, and 23 follow"),
+        (idx_bytes(ARRAY) + b"x", "is damaged: its header says 2 × 3 × 4 values, 24 bytes, and more follow"),
         (huge(), "is not plausible"),
-        (huge(1, 2**32 - 1), "is cut off: its header says 4294967295 values"),
+        (huge(1, 2**32 - 1), "is damaged: its header says 4294967295 values"),
     ],
 )
 def test_a_forged_or_damaged_file_is_named_in_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
@@ -249,7 +249,7 @@ def test_a_forged_or_damaged_file_is_named_in_one_sentence(tmp_path: Path, conte
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [(huge(1, 2**32 - 1) + bytes(1000), "1000 follow"), (idx_bytes(ARRAY) + bytes(1 << 26), "is too long")],
+    [(huge(1, 2**32 - 1) + bytes(1000), "1000 follow"), (idx_bytes(ARRAY) + bytes(1 << 26), "is damaged")],
 )
 def test_memory_follows_the_file_and_not_its_claim(tmp_path: Path, content: bytes, sentence: str) -> None:
     path = written(tmp_path, gzip.compress(content))
@@ -343,7 +343,7 @@ def test_missing_and_damaged_files_are_one_sentence(tmp_path):
     write_batches(tmp_path / "data")
     path = tmp_path / "data" / "data_batch_3.bin"
     content = path.read_bytes()
-    for changed, message in ((content[:-1], "3073 bytes each"), (b"\x0a" + content[1:], "labels 0 to 9")):
+    for changed, message in ((content[:-1], "an image of CIFAR-10 has 3073"), (b"\x0a" + content[1:], "labels 0 to 9")):
         path.write_bytes(changed)
         with pytest.raises(InputError, match=message):
             data_sets.cifar10(str(tmp_path / "data"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfedexp.data import Federation, GeneratedClients, synthetic_regression
+from dpfedexp.data import Federation, synthetic_regression
 from dpfedexp.data.arrays import as_tensor, cast_inputs, cast_targets, check_finite
 from dpfedexp.errors import InputError
 
@@ -114,14 +114,6 @@ def test_nan_is_refused_unless_it_is_asked_for() -> None:
             lambda: Federation.from_clients([((AGES, WORDS), BITS), ((AGES, AGES), BITS)]),
             r"clients\[1\] inputs\[1\] is float64 of shape \(2,\) per row",
         ),
-        (lambda: GeneratedClients(0, 3, make), "clients is 0"),
-        (lambda: GeneratedClients(5, 3, make).gather([0], torch.tensor([[3]])), "positions reach outside.*0 to 2"),
-        (
-            lambda: GeneratedClients(5, 3, make).gather([5], torch.tensor([[0]])),
-            "clients holds a number outside 0 to 4",
-        ),
-        (lambda: GeneratedClients(5, 3, make).client(-1), "clients holds a number outside 0 to 4"),
-        (lambda: GeneratedClients(5, 4, make).client(0), r"make returned inputs of shape \(1, 3, 2\)"),
         (lambda: synthetic_regression(0, 5), "clients is 0"),
         (lambda: synthetic_regression(5, 5, seed=-1), "seed is -1"),
     ],
@@ -217,33 +209,6 @@ def test_non_finite_rows_are_counted_and_the_first_is_named_in_every_chunk(monke
         values[row, row % 3] = torch.nan
         with pytest.raises(InputError, match=f"1 of 10 rows, first in row {row};"):
             check_finite("inputs", values)
-
-
-def make(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row r of client i is (i, r), labeled i + r."""
-    rows = np.broadcast_to(np.arange(3), (len(ids), 3))
-    owners = np.broadcast_to(ids[:, None], (len(ids), 3))
-    return np.stack([owners, rows], axis=-1).astype(np.float64), owners + rows
-
-
-def test_generated_clients_give_the_rows_asked_for() -> None:
-    inputs, targets = GeneratedClients(100, 3, make).gather(torch.tensor([7, 2]), torch.tensor([[2, 0], [1, 1]]))
-    assert inputs.tolist() == [[[7, 2], [7, 0]], [[2, 1], [2, 1]]]
-    assert targets.tolist() == [[9, 7], [3, 3]]
-    assert inputs.dtype == torch.float32
-    federation = GeneratedClients(100, 3, make, transform=lambda x: -x)
-    inputs, targets = federation.gather([5], torch.arange(3)[None])
-    assert torch.equal(-inputs[0], federation.client(5)[0])
-    assert torch.equal(targets[0], federation.client(5)[1])
-    assert inputs[0, 2].tolist() == [5, 2]
-
-
-def test_a_million_clients_take_no_memory() -> None:
-    federation = GeneratedClients(10**6, 3, make)
-    assert len(federation) == 10**6
-    assert federation.sizes.shape == (10**6,)
-    assert federation.sizes.untyped_storage().nbytes() == 8
-    assert repr(federation) == "Generated(1000000 clients, 3 rows each)"
 
 
 def test_inputs_have_the_papers_moments_and_targets_are_exact_at_the_optimum() -> None:

@@ -240,9 +240,8 @@ def test_memory_does_not_grow_with_the_number_of_clients():
 import resource, sys, torch
 torch.set_num_threads(1)
 from dpfedexp import Execution, Sgd, ldp_fedexp, train
-from dpfedexp.data import GeneratedClients
-from dpfedexp.mechanisms import LocalGaussian, PrivUnit
 from dpfedexp.models import linear_regression
+from tests.generated import GeneratedClients
 clients = GeneratedClients(int(sys.argv[1]), 1, lambda ids: (torch.randn(len(ids), 1, 200), torch.randn(len(ids), 1)))
 algorithm = ldp_fedexp(clip=0.3, noise_multiplier=0.7)
 given = {'local': Sgd(lr=0.001, steps=2), 'rounds': 1, 'execution': Execution(chunk_size=250), 'progress': False}

@@ -3,7 +3,7 @@
 from flwr.app import Context
 from torch import Tensor, nn
 
-from dpfedexp.data import Federation, GeneratedClients, synthetic_regression
+from dpfedexp.data import Federation, synthetic_regression
 from dpfedexp.models import linear_regression
 
 DIMENSION = 20
@@ -25,5 +25,5 @@ def data_of(context: Context) -> tuple[Tensor, Tensor] | Federation:
     return all_.client(first) if each == 1 else Federation.from_clients([all_.client(first + n) for n in range(each)])
 
 
-def example(clients: int) -> Federation | GeneratedClients:
+def example(clients: int) -> Federation:
     return synthetic_regression(clients, DIMENSION).federation

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
 from dpfedexp import AdamW, Federation, LocalOptimizer, Sgd
-from dpfedexp.data.synthetic import GeneratedClients
+from tests.generated import GeneratedClients
 
 COUNT, WIDTH, WORDS, LABELS = 5, 6, 9, 3
 GLOBAL: dict[Any, Any] = {}

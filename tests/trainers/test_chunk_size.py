@@ -101,8 +101,8 @@ def test_peak_memory_is_flat_from_hundreds_to_many_more_clients_at_equal_budget(
 import resource, sys, torch
 torch.set_num_threads(1)
 from dpfedexp import Execution, Sgd, ldp_fedexp, train
-from dpfedexp.data import GeneratedClients
 from dpfedexp.models import linear_regression
+from tests.generated import GeneratedClients
 clients = GeneratedClients(int(sys.argv[1]), 1, lambda ids: (torch.randn(len(ids), 1, 2000), torch.randn(len(ids), 1)))
 algorithm = ldp_fedexp(clip=0.3, noise_multiplier=0.7)
 given = {'local': Sgd(lr=0.001, steps=2), 'rounds': 1, 'execution': Execution(memory='1MB'), 'progress': False}

@@ -159,7 +159,7 @@ def test_a_schedules_rates_are_those_of_its_rounds(clients):
         (lambda: Sgd(lr=0.1, steps=1, weight_decay=-1.0), "weight_decay is -1"),
         (lambda: Sgd(lr=0.1, steps=1, clip_gradient=0.0), "clip_gradient is 0"),
         (lambda: Sgd(lr=0.1, steps=1, schedule="cosine"), "must be a schedule such as CosineRate"),
-        (lambda: Sgd(lr="auto", steps=1, schedule=dpfedexp.CosineRate(rounds=3)), "a number for lr or no schedule"),
+        (lambda: Sgd(lr="auto", steps=1, schedule=dpfedexp.CosineRate(rounds=3)), "a number for lr, or no schedule"),
         (lambda: dpfedexp.AdamW(lr=0.1, steps=1, beta1=1.0), "beta1 is 1"),
         (lambda: dpfedexp.AdamW(lr=0.1, steps=1, eps=0.0), "eps is 0"),
         (lambda: dpfedexp.CosineRate(), "schedule rounds is 0"),
@@ -242,7 +242,7 @@ def remembering(self, w, gradient, moments, clock):
 BROKEN = {
     "mixes clients": lambda self, w, gradient, moments, clock: gradient - gradient.mean(0, keepdim=True),
     "mixes clients:": late,
-    "parameters' shape": lambda self, w, gradient, moments, clock: gradient.mean(0),
+    "shape of w": lambda self, w, gradient, moments, clock: gradient.mean(0),
     "gradient in place": lambda self, w, gradient, moments, clock: gradient.mul_(2.0),
     "fails on synthetic gradients": lambda self, w, gradient, moments, clock: moments["v"],
     "mixes clients|remembers": remembering,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Federation, InputError, LocalOptimizer, Sgd, train
-from dpfedexp.data.synthetic import GeneratedClients
+from tests.generated import GeneratedClients
 from tests.trainers.shared import PRIVATE, Made, one_round, secured, simulated, updates
 
 COUNT, HOSTILE, ROWS = 13, 3, 6

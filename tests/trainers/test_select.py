@@ -159,7 +159,7 @@ def test_a_device_beside_an_execution_is_the_same_or_an_error():
     assert as_execution("cpu") == Execution(device="cpu")
     assert as_execution(Execution(device="cpu", chunk_size=3)) == Execution(device="cpu", chunk_size=3)
     assert as_execution(torch.device("cpu")).place == torch.device("cpu")
-    with pytest.raises(InputError, match="execution is a dict; it must be a device such as 'cuda', or an Execution"):
+    with pytest.raises(InputError, match="execution is a dict; give a device such as 'cuda', or Execution"):
         as_execution({"chunk_size": 3})
 
 

@@ -35,9 +35,10 @@ from dpfedexp.audit.mechanisms import discriminant
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.data import Federation
+from dpfedexp.engine import checkpoint
 from dpfedexp.engine.advice import silence
 from dpfedexp.engine.run import Run
-from dpfedexp.engine.stopping import OnAdvice
+from dpfedexp.engine.stopping import OnAdvice, Stop
 from dpfedexp.engine.train import train
 from dpfedexp.errors import InputError, checked
 from dpfedexp.models import linear_regression
@@ -144,7 +145,7 @@ _FAR = 1e6
 
 
 def audit_train(seed: int, confidence: float, *, rounds: int = 32, clients: int = CLIENTS) -> list[Result]:
-    """Audit runs with full participation, seeded and secure, and with Poisson sampling: bounds, repeated noise, participation."""
+    """Audit runs with full participation, seeded and secure, with Poisson sampling and with candidates."""
     signs = balanced_signs(clients, seed)
     plain = dp_fedavg(clip=0.5, noise_multiplier=NOISE)
     secure = [observe(plain, signs, rounds, seed, secure=True) for _ in range(2)]
@@ -153,7 +154,8 @@ def audit_train(seed: int, confidence: float, *, rounds: int = 32, clients: int 
         observe(dp_fedavg(clip=0.5, noise_multiplier=z), signs, rounds, seed, secure=True, participation=Poisson(RATE))
         for z in (SAMPLED_NOISE, LITTLE_NOISE)
     )
-    return _findings([secure, seeded], sampled, who, confidence)
+    compared = bounds(observe_candidates(plain, signs, rounds, seed), confidence)
+    return _findings([secure, seeded], sampled, who, confidence) + compared
 
 
 def _findings(full: list[list[ObservedRun]], sampled: ObservedRun, who: ObservedRun, confidence: float) -> list[Result]:
@@ -180,6 +182,31 @@ def observe(
     return ObservedRun(how, sums, signs.double().numpy(), run.ledger.charges()[0][0], noise)
 
 
+def observe_candidates(algorithm: Algorithm, signs: Tensor, rounds: int, seed: int) -> ObservedRun:
+    """Like `observe` for a run that compares two candidates in every round.
+
+    A client is in the group of one candidate. The attacker adds up the moves of both models. That doubles the variance of the
+    noise, and shows a client that is in both groups.
+    """
+    clip, noise = clip_and_noise(algorithm)
+    models: list[Floats] = []
+
+    def look(record: dict[str, Any]) -> Stop | None:
+        if (saved := checkpoint.load(folder)) is not None:
+            state = checkpoint.state_from(saved.tensors, record["round"], clip)
+            models.append(np.sum([player.w.numpy() for player in state.players.values()], axis=0))
+        return Stop() if record["round"] == rounds else None
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        # Two candidates are compared in the first tenth of the rounds.
+        given: dict[str, Any] = {"candidates": [Sgd(lr=lr, steps=1, batch_size=1) for lr in (0.1, 0.2)], "out": folder}
+        run, _ = run_canaries(algorithm, _canaries(signs), 10 * rounds, seed, on_round=[look], **given)
+    sums = np.diff(np.stack([np.zeros(len(signs)), *models]), axis=0) * len(signs) / 2 / clip
+    event = run.ledger.charges()[0][0]
+    return ObservedRun("train, two candidates", sums, signs.double().numpy(), event, noise * math.sqrt(2.0))
+
+
 def balanced_signs(clients: int, seed: int) -> Tensor:
     signs = torch.ones(clients)
     signs[torch.randperm(clients, generator=torch.Generator().manual_seed(seed))[: clients // 2]] = -1.0
@@ -201,8 +228,13 @@ def run_canaries(
     secure: bool = False,
     participation: Poisson | None = None,
     local: Sgd = Sgd(lr=0.1, steps=1, batch_size=1),
+    on_round: Sequence[Any] = (),
+    **more: Any,
 ) -> tuple[Run, Floats]:
-    """Train on the clients; returns the run and its published models, including the initial one: [rounds + 1, d]."""
+    """Train on the clients; returns the run and its published models, including the initial one: [rounds + 1, d].
+
+    `more` are further arguments of `train`.
+    """
     start = linear_regression(clients[0][0].shape[1])
     models = [_flat(start.parameters())]
 
@@ -213,8 +245,8 @@ def run_canaries(
     declared = len(clients) if algorithm.adjacency == "add-remove" else None
     how: dict[str, Any] = {"local": local, "rounds": rounds, "secure": secure}
     how |= {"participation": replace(participation or Full(), population=declared)}
-    how |= {"execution": Execution("cpu", seed, progress=False), "on_round": OnAdvice(silence)}
-    run = train(start, Federation.from_clients(clients), algorithm, evaluate=look, **how)
+    how |= {"execution": Execution("cpu", seed, progress=False), "on_round": [OnAdvice(silence), *on_round]}
+    run = train(start, Federation.from_clients(clients), algorithm, evaluate=look, **how, **more)
     return run, np.stack(models)
 
 

@@ -65,10 +65,8 @@ class ClientMetrics:
         if many is None and text in ("binary", "numbers", "loss"):
             return ClientMetrics(text)  # type: ignore[arg-type]
         if many is None or int(many[1]) < 2:
-            raise InputError(
-                f'evaluate is {text!r}; it must say what clients measure, such as "10 classes", "binary", "numbers" or "loss": a '
-                "server does not see their data."
-            )
+            kinds = '"10 classes", "binary", "numbers" or "loss"'
+            raise InputError(f"evaluate is {text!r}; it must say what clients measure, such as {kinds}.")
         return ClientMetrics("classes", int(many[1]))
 
     @staticmethod

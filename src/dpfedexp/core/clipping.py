@@ -34,10 +34,8 @@ threads would wait for one another at Python's interpreter lock."""
 
 def check_radius(name: str, radius: float) -> None:
     """Raise `InputError` for a radius outside the range for which the guarantee of `clip` is proven."""
-    require(
-        SMALLEST_CLIP <= radius <= LARGEST_CLIP,
-        f"{name} is {radius}; it must be a positive number from 2^-64 (5.4e-20) to 2^64 (1.8e19).",
-    )
+    known = SMALLEST_CLIP <= radius <= LARGEST_CLIP
+    require(known, f"{name} is {radius}; it must be a positive number from 2^-64 (5.4e-20) to 2^64 (1.8e19).")
 
 
 @dataclass(frozen=True)
@@ -144,17 +142,13 @@ class AdaptiveClip:
             f"adaptive clip: quantile is {self.quantile!r}; it must be between 0 and 1, or 'auto'.",
         )
         require(0 < self.rate < math.inf, f"adaptive clip: rate is {self.rate}; it must be a positive number.")
-        require(
-            self.count_noise is None or 0 < self.count_noise < math.inf,
-            f"adaptive clip: count_noise is {self.count_noise}; it must be a positive number.",
-        )
+        known = self.count_noise is None or 0 < self.count_noise < math.inf
+        require(known, f"adaptive clip: count_noise is {self.count_noise}; it must be a positive number.")
 
     def update(self, radius: float, noisy_fraction: float) -> float:
         """The next clip, C·exp(−rate·(b̃ − quantile)) in the range; b̃ is the released fraction of clients within the clip."""
         if isinstance(self.quantile, str):
-            raise InputError(
-                "the adaptive clip's quantile is 'auto' and has no value yet; it gets one when a run starts."
-            )
+            raise InputError("adaptive clip: quantile is 'auto' and has no value yet; it gets one when a run starts.")
         move = -self.rate * (noisy_fraction - self.quantile)
         if math.isnan(move):
             return radius

@@ -129,10 +129,8 @@ class RateSchedule:
     warm_up: int = 0
 
     def __post_init__(self) -> None:
-        require(
-            is_count(self.warm_up) or self.warm_up == 0,
-            f"schedule warm_up is {self.warm_up!r}; it must be a whole number of rounds, or 0.",
-        )
+        known = is_count(self.warm_up) or self.warm_up == 0
+        require(known, f"schedule warm_up is {self.warm_up!r}; it must be a whole number of rounds, or 0.")
 
     def share(self, round: int) -> float:
         """The factor on `lr` in a round; rounds are counted from 1."""
@@ -281,24 +279,19 @@ class LocalOptimizer:
         """Raise `InputError` if a setting is out of range; a subclass with more fields calls this method and checks its own."""
         if self.lr != "auto":
             _check("local lr", self.lr, lambda x: 0 < x < math.inf, "a positive number or 'auto'")
-        require(
-            (self.steps is None) != (self.epochs is None),
-            f"local steps is {self.steps} and epochs is {self.epochs}; pass exactly one of them.",
-        )
+        lengths = f"local steps is {self.steps} and epochs is {self.epochs}"
+        require((self.steps is None) != (self.epochs is None), f"{lengths}; pass exactly one of them.")
         for name in ("steps", "epochs", "batch_size", "max_examples"):
             value = getattr(self, name)
             require(value is None or is_count(value), f"local {name} is {value!r}; it must be a positive whole number.")
         _check("local proximal", self.proximal, lambda x: x >= 0, "a non-negative number")
         if (bound := self.clip_gradient) is not None:
             _check("local clip_gradient", bound, lambda x: 0 < x < math.inf, "a positive number, or None for no bound")
-        require(
-            self.schedule is None or isinstance(self.schedule, RateSchedule),
-            f"local schedule is a {type(self.schedule).__name__}; it must be a schedule such as CosineRate(rounds=50).",
-        )
-        require(
-            self.schedule is None or not self.automatic,
-            "local lr is 'auto' with a schedule; use either a number for lr or no schedule.",
-        )
+        kind = type(self.schedule).__name__
+        known = self.schedule is None or isinstance(self.schedule, RateSchedule)
+        require(known, f"local schedule is a {kind}; it must be a schedule such as CosineRate(rounds=50).")
+        clash = self.automatic and self.schedule is not None
+        require(not clash, "local lr is 'auto' with a schedule; give a number for lr, or no schedule.")
 
     def used(self, sizes: Tensor) -> Tensor:
         """The number of examples that clients of these sizes train on in a round."""
@@ -382,10 +375,8 @@ class LocalOptimizer:
         Returns:
             The direction, [n, …]; it may be one of the arguments.
         """
-        raise InputError(
-            f"the local optimizer {type(self).__name__} has no method direction(w, gradient, moments, clock); define it, or use "
-            "Sgd."
-        )
+        name = type(self).__name__
+        raise InputError(f"the local optimizer {name} has no method direction(w, gradient, moments, clock); define it.")
 
     def tau_eta_l(self, tau: Count) -> Count:
         """τη_l: how far τ steps move a client along a constant gradient, per unit of that gradient.
@@ -393,10 +384,11 @@ class LocalOptimizer:
         DP-SCAFFOLD divides an update by it to get the client's mean gradient, and refuses an optimizer that has no such number.
         `tau` is a number of steps or a tensor of them.
         """
-        raise InputError(
-            f"dp_scaffold divides updates by the local rate times the local steps, which {type(self).__name__} does not have; "
-            "use Sgd."
-        )
+        raise InputError(_no_tau_eta_l(type(self).__name__) + "use Sgd.")
+
+
+def _no_tau_eta_l(what: str) -> str:
+    return f"dp_scaffold divides updates by the local rate times the local steps, which {what} does not have; "
 
 
 @checked(hints=OPTIMIZER_HINTS)
@@ -422,10 +414,8 @@ class Sgd(LocalOptimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check("local momentum", self.momentum, lambda x: 0 <= x < 1, "a number in [0, 1)")
-        require(
-            not self.nesterov or self.momentum > 0,
-            "local nesterov is True without momentum; give momentum too, such as momentum=0.9.",
-        )
+        lacks = self.nesterov and not self.momentum
+        require(not lacks, "local nesterov is True without momentum; give momentum too, such as momentum=0.9.")
         _check("local weight_decay", self.weight_decay, lambda x: 0 <= x < math.inf, "a non-negative number")
 
     @property
@@ -446,29 +436,8 @@ class Sgd(LocalOptimizer):
 
     def tau_eta_l(self, tau: Count) -> Count:
         for name in ("momentum", "weight_decay", "clip_gradient", "schedule"):
-            require(
-                not getattr(self, name),
-                f"dp_scaffold divides updates by the local rate times the local steps, which Sgd with {name} does not have; leave "
-                f"{name} out.",
-            )
+            require(not getattr(self, name), _no_tau_eta_l(f"Sgd with {name}") + f"leave {name} out.")
         return tau * self.rate
-
-
-@checked
-def FedProx(
-    lr: float | Literal["auto"],
-    mu: float,
-    steps: int | None = None,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    max_examples: int | None = None,
-) -> Sgd:
-    """SGD with the proximal term μ(w − w⁽ᵗ⁾); the other arguments are those of `Sgd`.
-
-    >>> FedProx(lr=0.1, mu=0.01, steps=5).proximal
-    0.01
-    """
-    return Sgd(lr=lr, steps=steps, epochs=epochs, batch_size=batch_size, proximal=mu, max_examples=max_examples)
 
 
 @checked(hints=OPTIMIZER_HINTS)

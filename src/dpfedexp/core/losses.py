@@ -34,9 +34,7 @@ def resolve(loss: str | Loss | None, targets: Any) -> Loss:
     if isinstance(loss, type):
         raise InputError(f"loss is the class {loss.__name__}; pass an instance, {loss.__name__}().")
     if not callable(loss):
-        raise InputError(
-            f"loss is {loss!r}; it must be a name such as 'mse', a loss of torch, or a function (outputs, targets)."
-        )
+        raise InputError(f"loss is {loss!r}; give a name such as 'mse', a loss of torch, or a function.")
     return from_torch(loss) or loss
 
 
@@ -146,16 +144,11 @@ def match_shapes(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, T
     outputs = output_tensor(outputs)
     if outputs.shape != targets.shape:
         if not same_but_singletons(outputs, targets):
-            classes = targets.is_floating_point() and targets.shape[1:].numel() == 1
-            raise InputError(
-                f"{name} needs one output for every target: the model returns {shape(outputs)} and the targets are "
-                f"{shape(targets)}; give the last layer as many outputs as an example has targets"
-                + (
-                    ", or, if the targets are classes, make them whole numbers, one for each row (int64)."
-                    if classes
-                    else "."
-                )
-            )
+            shapes = f"the model returns {shape(outputs)} and the targets are {shape(targets)}"
+            remedy = "give the last layer as many outputs as an example has targets"
+            if targets.is_floating_point() and targets.shape[1:].numel() == 1:
+                remedy += ", or, if the targets are classes, make them whole numbers, one for each row (int64)"
+            raise InputError(f"{name} needs one output for every target: {shapes}; {remedy}.")
         outputs = outputs.reshape(targets.shape)
     return outputs, targets if targets.is_floating_point() else targets.to(outputs.dtype)
 
@@ -184,10 +177,8 @@ def with_classes_second(name: str, outputs: Tensor, targets: Tensor, *, second: 
     if targets.is_floating_point():
         if outputs.shape == targets.shape and outputs.dim() > 1:
             return (outputs, targets) if second else (outputs.movedim(-1, 1), targets.movedim(-1, 1))
-        raise InputError(
-            f"{name} needs class labels, and the targets are real numbers of shape {shape(targets)}; give whole numbers from 0, or "
-            "choose loss='mse' for regression."
-        )
+        real = f"{name} needs class labels, and the targets are real numbers of shape {shape(targets)}"
+        raise InputError(f"{real}; give whole numbers from 0, or choose loss='mse' for regression.")
     if at is None:
         remedy = "labels (b, …) need outputs (b, …, classes)"
         if outputs.dim() == 2 and tuple(targets.shape) == (len(outputs), 1):
@@ -366,7 +357,6 @@ def _traits_of(module: nn.Module) -> LossTraits:
 
 
 def _options(module: nn.Module) -> dict[str, str]:
-    """The options that differ from torch's defaults, as text."""
     found = {}
     for name, parameter in inspect.signature(type(module)).parameters.items():
         value = getattr(module, name, parameter.default)
@@ -413,9 +403,7 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
             f"{first.removesuffix('.')}{remedy}."
         ) from error
     if not isinstance(losses, Tensor):
-        raise InputError(
-            f"the loss returned a {type(losses).__name__}; it must return a tensor, one number per example."
-        )
+        raise InputError(f"the loss returned a {type(losses).__name__}; it must return a tensor, one number per row.")
     other_shape = both and outputs.shape != targets.shape and same_but_singletons(outputs, targets)
     if other_shape and _mixes(loss, outputs, targets):
         raise InputError(
@@ -426,10 +414,8 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
     if tuple(losses.shape) != (batch,):
         several = losses.dim() > 1 and len(losses) == batch
         remedy = "with losses.flatten(1).mean(1)" if several else "with reduction='none'"
-        raise InputError(
-            f"the loss returned shape {tuple(losses.shape)} for a batch of {batch}; it must return one number per example, "
-            f"for example {remedy}."
-        )
+        wrong = f"the loss returned shape {tuple(losses.shape)} for a batch of {batch}"
+        raise InputError(f"{wrong}; it must return one number per example, for example {remedy}.")
     if not losses.is_floating_point() or losses.dtype == torch.float16:
         raise InputError(f"the loss returned {losses.dtype}; it must return float32 or float64.")
 
@@ -444,10 +430,7 @@ def output_warning(loss: Loss, outputs: Any) -> str | None:
     while step is not None and (last := step.name().partition("Backward")[0]) in _SHAPING:
         last, step = "", step.next_functions[0][0] if step.next_functions else None
     if traits.kind == "binary" and traits.threshold == 0.0 and last == "Sigmoid":
-        return (
-            "the model ends with a sigmoid, and the loss applies one itself, to logits: leave the model's out, or choose "
-            "loss=nn.BCELoss()."
-        )
+        return "the model ends with a sigmoid, and the loss has its own: leave the model's out, or choose nn.BCELoss()."
     if traits.kind == "classes" and last == "Softmax":
         return "the model ends with a softmax, and the loss takes logits: leave the softmax out."
     if traits.log_probabilities and bool((outputs > 0).any()):

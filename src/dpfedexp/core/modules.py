@@ -29,10 +29,8 @@ class Layout:
         """The layout of a module. Frozen parameters (requires_grad=False) are not part of it and are never sent."""
         for name, parameter in model.named_parameters():
             if is_lazy(parameter):
-                raise InputError(
-                    f"the parameter {name!r} of the model has no shape yet; run one batch through the model before training, "
-                    "such as model(inputs[:2])."
-                )
+                lazy = f"the parameter {name!r} of the model has no shape yet"
+                raise InputError(f"{lazy}; run one batch through the model before training, such as model(inputs[:2]).")
         trainable = [(name, p.shape) for name, p in model.named_parameters() if p.requires_grad]
         if not trainable:
             raise InputError("the model has no trainable parameters; at least one must have requires_grad=True.")

@@ -63,10 +63,8 @@ class Streams:
     seed: int
 
     def __post_init__(self) -> None:
-        require(
-            isinstance(self.seed, int) and 0 <= self.seed < 2**63,
-            f"seed is {self.seed!r}; it must be a whole number from 0 to 2^63 - 1.",
-        )
+        known = isinstance(self.seed, int) and 0 <= self.seed < 2**63
+        require(known, f"seed is {self.seed!r}; it must be a whole number from 0 to 2^63 - 1.")
 
     def at(self, purpose: str, round: int) -> KeyedNoise:
         return KeyedNoise(self.seed, purpose, round)
@@ -269,10 +267,8 @@ def truncated_sum(rows: Tensor, step: float) -> Tensor:
 
 def check_room(count: int, bound: float, step: float) -> None:
     """Raise `InputError` unless a sum of `count` contributions of at most `bound` is exact in float64."""
-    require(
-        count * (bound / step) < _EXACT,
-        f"the sum of {count} clients needs more than 52 bits on the lattice of secure noise; use more noise or fewer clients.",
-    )
+    fits = count * (bound / step) < _EXACT
+    require(fits, f"the sum of {count} clients needs more than 52 bits; use more noise or fewer clients.")
 
 
 def add_noise(
@@ -285,9 +281,7 @@ def add_noise(
     """
     units = values / step
     if not torch.equal(units, units.round()):
-        raise InputError(
-            "the sums are not on the lattice of secure noise; all of them must come from a secure mechanism."
-        )
+        raise InputError("the sums are not on the lattice of secure noise; all must come from a secure mechanism.")
     # The next larger float, so that rounding of the quotient never makes the noise smaller.
     scale = math.nextafter(deviation / step, math.inf)
     if strict:

@@ -368,9 +368,7 @@ def check_server(server: object) -> None:
     """Raise `InputError` unless `server` is a server optimizer; it is tested on a mean of zeros before any charge."""
     name = type(server).__name__
     if not isinstance(server, ServerOptimizer):
-        raise InputError(
-            f"server is a {name}; it must be a server optimizer such as Momentum(lr=1.0), with init() and direction()."
-        )
+        raise InputError(f"server is a {name}; give a server optimizer such as Momentum(lr=1.0).")
     c_bar = torch.zeros(3, dtype=torch.float64)
     try:
         moments = server.init(c_bar)
@@ -379,7 +377,4 @@ def check_server(server: object) -> None:
         right = right and all(isinstance(moment, Tensor) for moment in (*moments.values(), *after.values()))
     except Exception as error:
         raise InputError(f"the server optimizer {name} fails on a mean of zeros: {error}.") from error
-    require(
-        right,
-        f"the server optimizer {name} must give a direction of the mean's shape, and moments by the names of init().",
-    )
+    require(right, f"the server optimizer {name} must give a direction of the mean's shape, and the moments of init().")

@@ -48,10 +48,8 @@ class VoteSpec:
     high: float = 1.0
 
     def __post_init__(self) -> None:
-        require(
-            isinstance(self.name, str) and self.name.isprintable() and 0 < len(self.name) <= 60,
-            f"the vote's name is {self.name!r}; it must be text of 1 to 60 printable characters.",
-        )
+        named = isinstance(self.name, str) and self.name.isprintable() and 0 < len(self.name) <= 60
+        require(named, f"the vote's name is {self.name!r}; it must be text of 1 to 60 printable characters.")
         require(
             is_number(self.low) and is_number(self.high) and self.low < self.high and self.width < math.inf,
             f"the vote {self.name!r} has the range {self.low} to {self.high}; it must be two finite numbers, the smaller first.",
@@ -85,10 +83,8 @@ class Vote(VoteSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            is_number(self.noise) and 0 <= self.noise < math.inf,
-            f"the vote {self.name!r} has noise {self.noise}; it must be a positive number.",
-        )
+        known = is_number(self.noise) and 0 <= self.noise < math.inf
+        require(known, f"the vote {self.name!r} has noise {self.noise}; it must be a positive number.")
 
 
 def within_clip_vote(noise: float) -> Vote:
@@ -132,11 +128,8 @@ def check_votes(votes: Sequence[VoteSpec]) -> None:
     twice = [name for name in names if names.count(name) > 1]
     require(not twice, f"votes has {twice[0] if twice else ''!r} twice; names of votes must be unique.")
     if WITHIN_CLIP in names:
-        first = votes[0]
-        require(
-            (first.name, first.low, first.high) == (WITHIN_CLIP, 0.0, 1.0),
-            f"votes has {WITHIN_CLIP!r}, which is the vote of adaptive clipping; use another name.",
-        )
+        own = (votes[0].name, votes[0].low, votes[0].high) == (WITHIN_CLIP, 0.0, 1.0)
+        require(own, f"votes has {WITHIN_CLIP!r}, which is the vote of adaptive clipping; use another name.")
 
 
 def client_votes(votes: Sequence[Vote]) -> tuple[Vote, ...]:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from dpfedexp.data.data_sets import read_idx as read_idx
     from dpfedexp.data.federation import Federation as Federation
     from dpfedexp.data.partition import Assignment as Assignment
-    from dpfedexp.data.synthetic import GeneratedClients as GeneratedClients
     from dpfedexp.data.synthetic import SyntheticProblem as SyntheticProblem
     from dpfedexp.data.synthetic import synthetic_regression as synthetic_regression
 else:

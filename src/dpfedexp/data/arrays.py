@@ -150,49 +150,23 @@ def read_rows(field: str, client: Any) -> tuple[Any, Any]:
 
 
 def _of_loader(field: str, loader: data.DataLoader[Any]) -> tuple[Any, Any]:
-    """Read a loader's rows, all of them and in order: shuffled rows would make a different federation each time."""
+    """Read the data set of a loader, in its order: shuffled rows would make a different federation each time."""
+    rows, sampler = loader.dataset, loader.sampler
+    require(not loader.drop_last, f"{field} is a DataLoader with drop_last=True, which loses rows; give its dataset.")
     require(
-        not loader.drop_last,
-        f"{field} is a DataLoader with drop_last=True, which loses rows; give its dataset, or drop_last=False "
-        "(batches are made by the local optimizer's batch_size).",
+        loader.collate_fn in (data.default_collate, data.default_convert),
+        f"{field} is a DataLoader with a custom collate_fn; give a data set whose items are pairs (input, target) of one shape.",
     )
-    if not isinstance(loader.dataset, data.IterableDataset):
-        sampler = loader.sampler
-        # Only these samplers visit every row once, so that the order of the data set can be restored.
-        whole = type(sampler) is data.SequentialSampler or (
-            type(sampler) is data.RandomSampler
-            and not sampler.replacement
-            and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-        )
-        require(
-            whole and (loader.batch_size is not None or loader.batch_sampler is None),
-            f"{field} is a DataLoader with a custom sampler; pass the client's rows, such as torch.utils.data.Subset(dataset, "
-            "indices).",
-        )
-        if loader.collate_fn is data.default_collate:
-            return read_rows(field, loader.dataset)
-        # The loader gets its own generator: it would otherwise draw a number from torch's whenever it is read.
-        own = torch.Generator()
-        loader = data.DataLoader(
-            loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, generator=own
-        )
-    return read_rows(field, list(loader)) if loader.batch_size is None else _of_batches(field, loader)
-
-
-def _of_batches(field: str, batches: Iterable[Any]) -> tuple[Any, Any]:
-    inputs: list[Tensor] = []
-    targets: list[Tensor] = []
-    for number, batch in enumerate(batches):
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise InputError(f"{field}[{number}] is {wrong_item(batch)}")
-        for parts, name, value in ((inputs, "inputs", batch[0]), (targets, "targets", batch[1])):
-            parts.append(as_tensor(f"{field}[{number}] {name}", value))
-            require(
-                parts[-1].shape[1:] == parts[0].shape[1:],
-                f"{field}[{number}] {name} has rows of shape {tuple(parts[-1].shape[1:])}, while the first batch has "
-                f"{tuple(parts[0].shape[1:])}; pad or crop all to one public shape in collate_fn.",
-            )
-    return (torch.cat(inputs), torch.cat(targets)) if inputs else ([], [])
+    # Only these samplers visit every row once, so that the order of the data set can be restored.
+    whole = type(sampler) is data.SequentialSampler or (
+        type(sampler) is data.RandomSampler and not sampler.replacement and sampler.num_samples == len(rows)  # type: ignore[arg-type]
+    )
+    require(
+        isinstance(rows, data.IterableDataset)
+        or (whole and (loader.batch_size is not None or loader.batch_sampler is None)),
+        f"{field} is a DataLoader with a custom sampler; pass the client's rows, such as torch.utils.data.Subset(dataset, rows).",
+    )
+    return read_rows(field, rows)
 
 
 def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]:
@@ -202,11 +176,8 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
     """
     # A single loader or data set would turn every batch or row into a client.
     one = next((kind for kind in (data.DataLoader, data.Dataset) if isinstance(clients, kind)), None)
-    require(
-        one is None,
-        f"clients is a single {one and one.__name__}; pass a list with one per client, or split its rows with "
-        "Federation.iid(inputs, targets, clients=…).",
-    )
+    kind = one and one.__name__
+    require(one is None, f"clients is a single {kind}; pass a list with one per client, or split its rows (iid).")
     inputs: list[tuple[int, Any]] = []
     targets: list[tuple[int, Tensor]] = []
     sizes: list[int] = []
@@ -221,10 +192,7 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
         x = as_inputs(f"clients[{number}] inputs", pair[0])
         y = as_tensor(f"clients[{number}] targets", pair[1])
         sizes.append(len(y))
-        require(
-            rows(x) == len(y),
-            f"clients[{number}] has {rows(x)} inputs and {len(y)} targets; there must be one target per row.",
-        )
+        require(rows(x) == len(y), f"clients[{number}] has {rows(x)} inputs and {len(y)} targets; give one per row.")
         # The shape and the type of an empty array are not used.
         if len(y):
             inputs.append((number, x))
@@ -248,20 +216,16 @@ def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
             raise InputError(f"{field}[{number}] is {wrong_item(item)}")
         for part, (name, value) in enumerate(zip(("input", "target"), item, strict=True)):
             if not isinstance(value, Tensor | np.ndarray | int | float | np.generic | list | tuple):
-                raise InputError(
-                    f"{field}[{number}] {name} is a {type(value).__name__}; it must be a tensor, an array or a number. "
-                    "Give the data set a transform that makes tensors."
-                )
+                what = f"{field}[{number}] {name} is a {type(value).__name__}"
+                raise InputError(f"{what}; it must be a tensor, an array or a number, which a transform can make.")
             row = value[None] if isinstance(value, Tensor) else np.asarray(value)[None]
             tensor = as_tensor(f"{field}[{number}] {name}", row)[0]
             if number == 0:
                 stacked.append(torch.empty((len(dataset), *tensor.shape), dtype=tensor.dtype))
             expected = stacked[part]
             if tensor.shape != expected.shape[1:] or tensor.dtype != expected.dtype:
-                raise InputError(
-                    f"{field}[{number}] {name} is {_kind(tensor)}, while the first item's is {_kind(expected[0])}; "
-                    "all items must agree."
-                )
+                kinds = f"{_kind(tensor)}, while the first item's is {_kind(expected[0])}"
+                raise InputError(f"{field}[{number}] {name} is {kinds}; all items must agree.")
             expected[number] = tensor
     return stacked[0], stacked[1]
 
@@ -282,7 +246,7 @@ def wrong_item(item: Any) -> str:
     if isinstance(item, dict):
         keys = ", ".join(map(repr, item))
         return (
-            f"a dict with {keys}; it must be a pair (input, target): make pairs of it in the data set or its collate_fn, "
+            f"a dict with {keys}; it must be a pair (input, target): make pairs of it in the data set, "
             "or give tables with named columns to Federation.from_datasets."
         )
     return f"a {type(item).__name__}; it must be a pair (input, target)."
@@ -292,12 +256,9 @@ def _join(pieces: list[tuple[int, Any]]) -> Any:
     """Concatenate the inputs of all clients with rows, in order; all must have the same structure."""
     start, first = pieces[0]
     for number, piece in pieces:
-        dicts = isinstance(piece, dict) and isinstance(first, dict)
-        require(
-            piece.keys() == first.keys() if dicts else _structure(piece) == _structure(first),
-            f"clients[{number}] inputs is {_structure(piece)}, while that of clients[{start}] is {_structure(first)}; "
-            "all clients must agree.",
-        )
+        found, expected = _structure(piece), _structure(first)
+        there = f"clients[{number}] inputs is {found}, while that of clients[{start}] is {expected}"
+        require(found == expected, f"{there}; all clients must agree.")
     if isinstance(first, Tensor):
         return _concatenate("inputs", pieces)
     keys = list(first) if isinstance(first, dict) else range(len(first))
@@ -307,7 +268,7 @@ def _join(pieces: list[tuple[int, Any]]) -> Any:
 
 def _structure(inputs: Any) -> str:
     if isinstance(inputs, dict):
-        return f"a dict of {', '.join(map(repr, inputs))}"
+        return f"a dict of {', '.join(sorted(map(repr, inputs)))}"
     return f"a tuple of {len(inputs)} arrays" if isinstance(inputs, tuple) else "one array"
 
 
@@ -316,10 +277,8 @@ def _concatenate(field: str, pieces: list[tuple[int, Tensor]]) -> Tensor:
     start, first = pieces[0]
     for number, piece in pieces:
         if piece.shape[1:] != first.shape[1:] or _family(piece) != _family(first):
-            raise InputError(
-                f"clients[{number}] {field} is {_kind(piece[0])} per row, "
-                f"while that of clients[{start}] is {_kind(first[0])}; all clients must agree."
-            )
+            kinds = f"{_kind(piece[0])} per row, while that of clients[{start}] is {_kind(first[0])}"
+            raise InputError(f"clients[{number}] {field} is {kinds}; all clients must agree.")
     return torch.cat([piece for _, piece in pieces])
 
 

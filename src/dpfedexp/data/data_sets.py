@@ -105,15 +105,10 @@ def load_mnist(data: Path | str | None = None) -> DataSet:
         if path
     )
     for part, images, labels in (("train", train_images, train_labels), ("t10k", test_images, test_labels)):
-        require(
-            len(images) == len(labels),
-            f"{folder} has {len(images)} {part} images and {len(labels)} {part} labels; there must be as many.",
-        )
-    require(
-        train_images.shape[1:] == test_images.shape[1:],
-        f"{folder} has train images of shape {tuple(train_images.shape[1:])} and t10k images of shape "
-        f"{tuple(test_images.shape[1:])}; they must be the same.",
-    )
+        counts = f"{len(images)} {part} images and {len(labels)} {part} labels"
+        require(len(images) == len(labels), f"{folder} has {counts}; there must be as many.")
+    one, two = (tuple(images.shape[1:]) for images in (train_images, test_images))
+    require(one == two, f"{folder} has train images of shape {one} and t10k images of shape {two}; they must agree.")
     return DataSet(train_images[:, None], train_labels, (test_images[:, None], test_labels))
 
 
@@ -126,11 +121,8 @@ def find_mnist(data: Path | str | None = None) -> Path | None:
     base = Path(named).expanduser()
     best = min((base, base / "mnist"), key=lambda folder: len(_missing(folder)))
     lacks = _missing(best)
-    require(
-        not lacks,
-        f"{source} is {str(named)!r}, but the folder {best} lacks {', '.join(lacks)} (each plain or with .gz); "
-        f"put {'it' if len(lacks) == 1 else 'them'} there, or name another folder.",
-    )
+    found = f"{source} is {str(named)!r}, but the folder {best} lacks {', '.join(lacks)} (each plain or with .gz)"
+    require(not lacks, f"{found}; put what is missing there, or name another folder.")
     return best
 
 
@@ -166,10 +158,8 @@ def _records(path: Path) -> Tensor:
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         raise InputError(f"{str(path)!r} can't be read: {error.strerror}.") from None
-    require(
-        len(content) > 0 and len(content) % RECORD == 0,
-        f"{str(path)!r} has {len(content)} bytes; a file of CIFAR-10 holds images of {RECORD} bytes each.",
-    )
+    size = len(content)
+    require(size > 0 and size % RECORD == 0, f"{str(path)!r} has {size} bytes; an image of CIFAR-10 has {RECORD}.")
     records = torch.from_numpy(content).view(-1, RECORD)
     highest = int(records[:, 0].max())
     require(highest < 10, f"{str(path)!r} has the label {highest}; CIFAR-10 has labels 0 to 9.")
@@ -214,10 +204,8 @@ def fetch(name: str, md5: str, folder: Path, otherwise: str) -> None:
             with suppress(FileExistsError):  # another process was faster, and its file was verified too
                 create_file(folder / name, content)
         except OSError as error:
-            raise InputError(
-                f"{folder} cannot be written: {error.strerror or error}; "
-                "free space or rights there, or set XDG_CACHE_HOME to another folder."
-            ) from None
+            why = error.strerror or error
+            raise InputError(f"{folder} cannot be written: {why}; free space there, or set XDG_CACHE_HOME.") from None
         return
     raise InputError(f"{name} could not be downloaded: {'; '.join(refusals)}. {otherwise}")
 
@@ -261,24 +249,20 @@ def read_idx(path: Path | str, dimensions: int | None = None) -> NDArray[np.uint
 
 def _array(path: Path, file: IO[bytes], dimensions: int | None) -> NDArray[np.uint8]:
     head = file.read(4)
-    known = len(head) == 4 and head[:3] == b"\0\0\x08" and 1 <= head[3] <= 8
-    require(known, f"{path} is not an IDX file of bytes: it begins with {head.hex(' ') or 'nothing'}.")
-    rank = head[3]
-    require(
-        dimensions in (None, rank),
-        f"{path} holds an array of {rank} dimension(s); one of {dimensions} is expected here.",
-    )
+    rank = head[3] if head[:3] == b"\0\0\x08" and len(head) == 4 else 0
     lengths = file.read(4 * rank)
-    require(len(lengths) == 4 * rank, f"{path} is cut off inside its header.")
+    known = 1 <= rank <= 8 and len(lengths) == 4 * rank
+    require(known, f"{path} is not an IDX file of bytes: it begins with {(head + lengths).hex(' ') or 'nothing'}.")
+    fits = dimensions in (None, rank)
+    require(fits, f"{path} holds an array of {rank} dimension(s); one of {dimensions} is expected here.")
     shape = struct.unpack(f">{rank}I", lengths)
     claimed = math.prod(shape)
     stated = f"its header says {' × '.join(map(str, shape))} values, {claimed} bytes"
-    require(claimed > 0, f"{path} holds no data: {stated}.")
-    require(claimed <= _LARGEST, f"{path} is not plausible: {stated}, and at most {_LARGEST} are accepted.")
+    require(0 < claimed <= _LARGEST, f"{path} is not plausible: {stated}; 1 to {_LARGEST} are accepted.")
     # Memory grows with the file's real content, not with the size that its header claims.
     body = bytearray()
     while chunk := file.read(min(_CHUNK, claimed + 1 - len(body))):
         body += chunk
-    require(len(body) >= claimed, f"{path} is cut off: {stated}, and {len(body)} follow.")
-    require(len(body) == claimed, f"{path} is too long: {stated}, and more follow.")
+    follow = "more" if len(body) > claimed else len(body)
+    require(len(body) == claimed, f"{path} is damaged: {stated}, and {follow} follow.")
     return np.frombuffer(body, dtype=np.uint8).reshape(shape)

@@ -75,31 +75,24 @@ class Federation:
         self.targets = _compact(arrays.as_tensor("targets", targets), dtype)
         examples = arrays.rows(self.inputs)
         require(examples > 0, "inputs is empty; a federation needs at least one row.")
-        require(
-            examples == len(self.targets),
-            f"inputs has {examples} rows and targets has {len(self.targets)}; there must be one target per row.",
-        )
+        count = len(self.targets)
+        require(examples == count, f"inputs has {examples} rows and targets has {count}; give one target per row.")
         if finite:
             for part in leaves(self.inputs):
                 arrays.check_finite("inputs", part)
             arrays.check_finite("targets", self.targets)
         split = as_assignment(assignment, examples)
         holders = np.bincount(split.rows, minlength=examples)
-        require(
-            int(holders.max(initial=0)) <= 1,
-            f"assignment gives row {int(holders.argmax())} to a client more than once or to several clients; "
-            "each row belongs to one client.",
-        )
+        twice = f"assignment gives row {int(holders.argmax())} to a client more than once or to several clients"
+        require(int(holders.max(initial=0)) <= 1, f"{twice}; each row belongs to one client.")
         self.rows = torch.from_numpy(np.ascontiguousarray(split.rows, dtype=np.int64))
         self.offsets = torch.from_numpy(np.ascontiguousarray(split.offsets, dtype=np.int64))
         self.sizes = self.offsets.diff()
         self.dtype = dtype
         self.transform = transform
         self.names = None if names is None else tuple(names)
-        require(
-            self.names is None or len(self.names) == len(self),
-            f"names has {len(self.names or ())} entries and there are {len(self)} clients; give one name per client.",
-        )
+        counted = f"names has {len(names or ())} entries and there are {len(self)} clients"
+        require(names is None or len(names) == len(self), f"{counted}; give one name per client.")
         self._resident: dict[torch.device, tuple[Any, Tensor]] = {}
 
     @classmethod
@@ -220,9 +213,7 @@ class Federation:
         tables = partitions(dataset, clients)
         if tables is None:
             if by is None:
-                raise InputError(
-                    "by is missing; name the column that says which client holds a row, or give one data set per client."
-                )
+                raise InputError("by is missing; name the column of client ids, or give one data set per client.")
             return cls.from_pandas(
                 dataset, by=by, target=target, features=features, categories=categories, clients=clients, **options
             )
@@ -375,9 +366,7 @@ class Federation:
         clients = torch.as_tensor(clients, dtype=torch.int64).cpu()
         positions = torch.as_tensor(positions, dtype=torch.int64).cpu()
         inside = (positions >= 0) & (positions < self.sizes[clients][:, None, None])
-        require(
-            bool(inside.all()), "positions reach outside the rows that a client holds; they run from 0 to its size - 1."
-        )
+        require(bool(inside.all()), "positions reach outside the rows that a client holds (0 to its size - 1).")
         n, steps, s = positions.shape
         held = self.rows[self.offsets[clients][:, None, None] + positions].transpose(0, 1).reshape(steps, n * s)
         rows = held.to(self._on(device)[1].device)
@@ -448,7 +437,6 @@ class Federation:
 
 
 def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Convert float64 to float32 unless float64 was requested."""
     return tensor.float() if tensor.dtype == torch.float64 and dtype != torch.float64 else tensor
 
 

@@ -37,10 +37,8 @@ def as_assignment(assignment: Any, examples: int, clients: int | None = None) ->
     if clients is None:
         return split
     held = len(split.offsets) - 1
-    require(
-        isinstance(clients, int) and clients >= held,
-        f"clients is {clients!r}, but there are {held} already; it must be a whole number of at least that.",
-    )
+    known = isinstance(clients, int) and clients >= held
+    require(known, f"clients is {clients!r}, but there are {held} already; it must be at least as many.")
     rest = np.full(clients - held, split.offsets[-1], dtype=np.int64)
     return Assignment(split.rows, np.concatenate([split.offsets, rest]))
 
@@ -50,19 +48,14 @@ def _as_assignment(assignment: Any, examples: int) -> Assignment:
         _check_rows(assignment.rows, examples)
         offsets = np.asarray(assignment.offsets)
         whole = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == len(assignment.rows)
-        require(
-            bool(whole and (np.diff(offsets) >= 0).all()),
-            f"assignment has offsets that do not rise from 0 to its {len(assignment.rows)} rows; "
-            "client i holds rows[offsets[i]:offsets[i + 1]].",
-        )
+        rising = bool(whole and (np.diff(offsets) >= 0).all())
+        require(rising, f"assignment has offsets that do not rise from 0 to its {len(assignment.rows)} rows.")
         return assignment
     if isinstance(assignment, Tensor | np.ndarray) and assignment.ndim == 1 and assignment.dtype != object:
         return _from_owners(_integers("assignment", assignment), examples)
     if not isinstance(assignment, Iterable) or isinstance(assignment, str | bytes | dict):
-        raise InputError(
-            f"assignment is a {type(assignment).__name__}; "
-            "give a list of row indices per client or a client number per row."
-        )
+        kind = type(assignment).__name__
+        raise InputError(f"assignment is a {kind}; give a list of row indices per client or a client number per row.")
     parts = list(assignment)
     require(len(parts) > 0, "assignment is empty; there must be at least one client.")
     if all(isinstance(part, int) or np.ndim(part) == 0 for part in parts):
@@ -74,19 +67,14 @@ def _as_assignment(assignment: Any, examples: int) -> Assignment:
 
 
 def _from_owners(owners: NDArray[np.int64], examples: int) -> Assignment:
-    require(
-        len(owners) == examples,
-        f"assignment has {len(owners)} client numbers and inputs has {examples} rows; give one number per row.",
-    )
+    count = len(owners)
+    require(count == examples, f"assignment has {count} client numbers for {examples} rows; give one number per row.")
     low, high = int(owners.min(initial=0)), int(owners.max(initial=-1))
     require(low >= -1, f"assignment holds the client number {low}; numbers start at 0, and -1 leaves a row unused.")
     require(high >= 0, "assignment gives no row to any client; at least one client number must be 0 or more.")
     # An id in place of an index would otherwise create that many empty clients.
-    require(
-        high < max(10 * examples, 1000),
-        f"assignment holds the client number {high} for {examples} rows; number the clients 0, 1, 2, … without gaps, or give ids "
-        "as client_ids=.",
-    )
+    number = f"assignment holds the client number {high} for {examples} rows"
+    require(high < max(10 * examples, 1000), f"{number}; number clients 0, 1, 2, …, or give ids as client_ids=.")
     order = np.argsort(owners, kind="stable")
     unused = int((owners < 0).sum())
     sizes = np.bincount(owners[owners >= 0], minlength=high + 1)
@@ -116,10 +104,7 @@ def by_ids(
     depend on the order of rows. If `clients` exceeds the number of ids, the further clients hold no rows and have the name None.
     """
     codes, names = _numbered(field, ids)
-    require(
-        len(codes) == examples,
-        f"{field} has {len(codes)} ids and there are {examples} rows; give one client id per row.",
-    )
+    require(len(codes) == examples, f"{field} has {len(codes)} ids and there are {examples} rows; give one per row.")
     split = as_assignment(codes, examples, clients)
     return split, (*names, *[None] * (len(split.offsets) - 1 - len(names)))
 
@@ -170,10 +155,7 @@ def class_labels(targets: Any) -> tuple[NDArray[np.int64], int]:
     tensor = as_tensor("targets", targets)
     kind = str(tensor.dtype).removeprefix("torch.")
     require("float" not in kind, f"targets has dtype {kind}; splitting by class needs integer class labels.")
-    require(
-        tensor.dim() == 1,
-        f"targets has shape {tuple(tensor.shape)}; splitting by class needs one label per row, shape ({len(tensor)},).",
-    )
+    require(tensor.dim() == 1, f"targets has shape {tuple(tensor.shape)}; splitting by class needs one label per row.")
     classes, labels = np.unique(tensor.numpy(), return_inverse=True)
     return labels.astype(np.int64), len(classes)
 
@@ -270,6 +252,4 @@ def _even_offsets(examples: int, parts: int) -> NDArray[np.int64]:
 
 def _check_enough(examples: int, clients: int, each: int) -> None:
     check_count("clients", clients)
-    require(
-        examples >= clients * each, f"clients is {clients}; {examples} rows cannot give each of them at least {each}."
-    )
+    require(examples >= clients * each, f"clients is {clients}; {examples} rows can't give each of them {each}.")

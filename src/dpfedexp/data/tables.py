@@ -58,10 +58,7 @@ class Columns:
             client = clients[number] if clients is not None else number
             parts = {name: self._column(table, client, name) for name in (*targets, *features)}
             lengths = {len(part) for part in parts.values()}
-            require(
-                len(lengths) == 1,
-                f"the columns have {' and '.join(map(str, sorted(lengths)))} rows; they must have equally many.",
-            )
+            require(len(lengths) == 1, f"the columns have {sorted(lengths)} rows; they must have equally many.")
             sizes.append(lengths.pop())
             for name, part in parts.items():
                 columns.setdefault(name, []).append(part)
@@ -112,10 +109,8 @@ class Columns:
                 blocks.append((values[:, None] == np.arange(len(self.categories[name]))).astype(kind))
                 continue
             _check_flat("features", name, values)
-            require(
-                not whole or values.dtype.kind != "f",
-                f"column {name!r} holds fractions and dtype is {self.dtype}; leave dtype out, or the column.",
-            )
+            cut = whole and values.dtype.kind == "f"
+            require(not cut, f"column {name!r} holds fractions, and dtype is {self.dtype}; leave one of them out.")
             with np.errstate(over="ignore"):  # values beyond float32 are refused later, with their row
                 blocks.append(values.astype(kind)[:, None])
         return np.concatenate(blocks, axis=1)
@@ -173,9 +168,7 @@ def partitions(source: Any, clients: int | None) -> Iterable[Any] | None:
     if hasattr(source, "load_partition"):
         count = getattr(source, "num_partitions", clients)
         if count is None:
-            raise InputError(
-                "the data set does not say how many partitions it has; give their number, such as clients=100."
-            )
+            raise InputError("the data set does not say how many partitions it has; give their number, clients=100.")
         return (source.load_partition(number) for number in range(count))
     return source if isinstance(source, list | tuple) else None
 
@@ -190,15 +183,13 @@ def _column_names(table: Any) -> list[Hashable]:
     found = [getattr(table, attribute, None) for attribute in ("column_names", "columns")]
     names = next((names for names in found if names is not None), list(table) if isinstance(table, Mapping) else None)
     if names is None or callable(names) or isinstance(names, dict) or not hasattr(table, "__len__"):
-        raise InputError(
-            f"the table is a {type(table).__name__}; pass a DataFrame, a dict of columns, or one split of a Hugging Face data set "
-            "that is not streamed."
-        )
+        kind = type(table).__name__
+        known = "a DataFrame, a dict of columns, or one split of a Hugging Face data set that is not streamed"
+        raise InputError(f"the table is a {kind}; pass {known}.")
     return list(names)
 
 
 def _check_column(table: Any, field: str, name: Hashable, verb: str = "names") -> None:
-    """Raise `InputError` unless the table has exactly one column of this name."""
     names = _column_names(table)
     if name not in names:
         there = "which is not there" if verb == "names" else "which the others have"
@@ -234,16 +225,12 @@ def _join(name: Hashable, parts: list[NDArray[Any]]) -> NDArray[Any]:
     """Concatenate a column of several clients, at least one of which has rows; empty clients do not affect its type."""
     full = [part for part in parts if len(part)]
     shapes = {part.shape[1:] for part in full}
-    require(
-        len(shapes) == 1,
-        f"column {name!r} has rows of the shapes {sorted(shapes)}; all clients must agree on one shape.",
-    )
+    require(len(shapes) == 1, f"column {name!r} has rows of the shapes {sorted(shapes)}; all clients must agree.")
     mixed = len({part.dtype.kind in "biuf" for part in full}) > 1
     return np.concatenate([part.astype(object) for part in full] if mixed else full)
 
 
 def _refuse_missing(name: Hashable, values: NDArray[Any], where: str = "") -> None:
-    """Raise `InputError` if a row has no value; the message names the first such row."""
     if values.dtype.kind not in "fO":
         return
     missing = np.isnan(values) if values.dtype.kind == "f" else [is_missing(value) for value in values]
@@ -256,11 +243,8 @@ def _refuse_missing(name: Hashable, values: NDArray[Any], where: str = "") -> No
 
 
 def _codes(name: Hashable, values: NDArray[Any], listed: Sequence[Any]) -> NDArray[np.int64]:
-    """Map values to their indices in a public list of categories."""
-    require(
-        not isinstance(listed, str) and len(listed) > 0 and len(set(listed)) == len(listed),
-        f"categories[{name!r}] is {listed!r}; give a list of different values.",
-    )
+    unique = not isinstance(listed, str) and 0 < len(listed) == len(set(listed))
+    require(unique, f"categories[{name!r}] is {listed!r}; give a list of different values.")
     require(values.ndim == 1, f"column {name!r} holds arrays, which have no categories; take it out of categories.")
     _refuse_missing(name, values)
     place = {value: at for at, value in enumerate(listed)}
@@ -268,10 +252,8 @@ def _codes(name: Hashable, values: NDArray[Any], listed: Sequence[Any]) -> NDArr
     codes = np.fromiter((place.get(value, -1) for value in found), dtype=np.int64, count=len(found))
     if (codes < 0).any():
         row = int((codes < 0).argmax())
-        raise InputError(
-            f"column {name!r} holds {found[row]!r} in row {row}, which categories[{name!r}] does not list; add it to the list, or "
-            "replace it by a listed value such as 'other'."
-        )
+        value = f"column {name!r} holds {found[row]!r} in row {row}"
+        raise InputError(f"{value}, which categories[{name!r}] does not list; add it to the list, or replace it.")
     return codes
 
 
@@ -284,25 +266,18 @@ def _of_objects(name: Hashable, values: NDArray[Any], advice: str) -> NDArray[An
         try:
             return np.stack([np.asarray(value) for value in values])
         except ValueError:
-            raise InputError(
-                f"column {name!r} has rows of different shapes; pad or crop them to one public shape."
-            ) from None
+            raise InputError(f"column {name!r} has rows of different shapes; pad or crop them to one.") from None
     kind = next(kind for kind in kinds if not issubclass(kind, _NUMBERS))
-    raise InputError(
-        f"column {name!r} holds a {kind.__name__}; it must hold numbers, booleans, or arrays of one shape in every row."
-    )
+    raise InputError(f"column {name!r} holds a {kind.__name__}; it must hold numbers, booleans or arrays of one shape.")
 
 
 def client_files(path: str | Path, files: str) -> list[Path]:
     """The clients' files, sorted by name; hidden files are skipped."""
     folder = Path(path)
-    require(
-        folder.is_dir(), f"path is {str(path)!r}, which is no folder; give the folder that holds one file per client."
-    )
+    wrong = f"path is {str(path)!r}, which is no folder"
+    require(folder.is_dir(), f"{wrong}; give the folder that holds one file per client.")
     found = sorted(file for file in folder.glob(files) if not file.name.startswith("."))
-    require(
-        len(found) > 0, f"path is {str(path)!r}, where no file is called {files!r}; there must be one file per client."
-    )
+    require(len(found) > 0, f"path is {str(path)!r}, where no file is called {files!r}; give one per client.")
     for file in found:
         require(
             file.is_file() and file.suffix in _READERS,
@@ -332,9 +307,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise
     except (OSError, EOFError, ValueError, KeyError, SafetensorError, zipfile.BadZipFile) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise InputError(
-            f"{file.name!r} can't be read as {file.suffix}: {first}; rewrite it or move it away."
-        ) from None
+        raise InputError(f"{file.name!r} can't be read as {file.suffix}: {first}; rewrite it or move it.") from None
 
 
 def _npz(file: Path) -> dict[str, Any]:
@@ -350,10 +323,7 @@ def _csv(file: Path) -> dict[str, Any]:
         require(len(set(header)) == len(header), f"{file.name!r} names a column twice; rename one of them.")
         rows = [row for row in reader if row]
     for number, row in enumerate(rows):
-        require(
-            len(row) == len(header),
-            f"{file.name!r} has {len(row)} values in row {number} and {len(header)} columns; give one value per column.",
-        )
+        require(len(row) == len(header), f"{file.name!r} has {len(row)} values in row {number}; give one per column.")
     return {name: [row[at].strip() for row in rows] for at, name in enumerate(header)}
 
 

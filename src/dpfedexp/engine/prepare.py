@@ -26,7 +26,7 @@ from dpfedexp.engine.engine import ClientEvaluation, Engine
 from dpfedexp.engine.simulated import Simulation, ballots_of
 from dpfedexp.errors import InputError, checked, first_line, is_count, require
 from dpfedexp.mechanisms import Secure, mechanism_class
-from dpfedexp.trainers.chunk_size import automatic_chunk
+from dpfedexp.trainers.chunk_size import automatic_chunk, parse_memory
 from dpfedexp.trainers.client_losses import ClientScores
 from dpfedexp.trainers.draws import with_explicit_masks, without_flat_weights
 from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, as_execution
@@ -255,7 +255,7 @@ def _trainer(
     fixed: bool,
 ) -> tuple[Trainer, int, int | None, str | None]:
     """Choose the trainer, clients per chunk, clients per batch shape in an isolated run, and a note for the user."""
-    limit, isolated = execution.memory_bytes, trial is not None
+    limit, isolated = parse_memory(execution.memory), trial is not None
     if trial is not None:
         check_recordings(trial, streams)
     chunk = execution.chunk_size or automatic_chunk(trial or task, limit, isolated=isolated)

@@ -25,7 +25,7 @@ from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError
 from dpfedexp.trainers.recording import in_range
 
-CONSTANTS = _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+_GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """The constants of splitmix64 as signed 64-bit numbers; products wrap around."""
 _ALPHA = 1.7580993408473766
 """Minus the value by which alpha dropout replaces a dropped number: SELU's limit."""
@@ -56,19 +56,14 @@ def _scattered(z: Tensor, first: int, second: int) -> Tensor:
     return z.bitwise_xor_((z >> second).bitwise_and_(2 ** (64 - second) - 1)).mul_(_SECOND)
 
 
-def row_words(key: Tensor, call: int, count: int) -> Tensor:
-    """One hash per row, [count], from which `words` computes the words of the row's places."""
-    own = _mixed(key + ((call + 1) * _FIRST + 2**63) % 2**64 - 2**63)
-    return _mixed(own[..., None] + torch.arange(1, count + 1, device=key.device) * _GOLDEN)
-
-
 def words(key: Tensor, call: int, shape: Sequence[int], *, rows_last: bool = False) -> Tensor:
     """A signed 64-bit word, uniform, for each place of `shape` [rows, …]; a row's words do not depend on the number of rows.
 
     With `rows_last`, keys are [n] of many clients, and the result is [n, …, rows], the layout of fast programs.
     """
     count, places = (shape[0] if shape else 1), math.prod(shape[1:])
-    rows = row_words(key, call, count)
+    own = _mixed(key + ((call + 1) * _FIRST + 2**63) % 2**64 - 2**63)
+    rows = _mixed(own[..., None] + torch.arange(1, count + 1, device=key.device) * _GOLDEN)
     within = torch.arange(places, device=key.device) * _GOLDEN
     if rows_last:
         return _scattered(rows[:, None] + within[:, None], 32, 29).view(len(key), *shape[1:], count)
@@ -79,13 +74,8 @@ def dropout_mask(
     key: Tensor, call: int, p: float, shape: Sequence[int], dtype: torch.dtype, *, rows_last: bool = False
 ) -> Tensor:
     """0 with probability p and 1 otherwise, for each place of `shape` (see `words`)."""
-    kept = words(key, call, shape, rows_last=rows_last) >= dropped_below(p)
+    kept = words(key, call, shape, rows_last=rows_last) >= min(round(p * 2.0**64), 2**64 - 1) - 2**63
     return kept.to(dtype) if p < 1 else torch.zeros_like(kept, dtype=dtype)
-
-
-def dropped_below(p: float) -> int:
-    """The threshold: a place whose word is below it is dropped."""
-    return min(round(p * 2.0**64), 2**64 - 1) - 2**63
 
 
 def kept_share(p: float) -> float:
@@ -120,7 +110,9 @@ class Drawing(TorchFunctionMode):
         if whole(func, args):
             self.fused = True
             layers, p, train = args[4:7]
-            if one_by_one(func, args) or (self.key is not None and train and p > 0 and layers > 1):
+            # torch would run this call for the clients of `vmap` one after the other.
+            many = any(batched(part) for part in (args[0], *_states(args[1]), *args[2]))
+            if many or (self.key is not None and train and p > 0 and layers > 1):
                 return recurrent(CELLS[func], *args, drop=self.dropped)
         rule = None if self.key is None else _RULES.get(func)
         # A call with a generator or an output tensor of its own is left to torch.
@@ -486,11 +478,6 @@ def without_flat_weights(module: nn.Module) -> nn.Module:
 def _nothing(*args: Any) -> None: ...
 
 
-def one_by_one(func: Any, args: Sequence[Any]) -> bool:
-    """Whether torch would run this call of a recurrent layer for the clients of `vmap` one after the other."""
-    return whole(func, args) and any(batched(part) for part in (args[0], *_states(args[1]), *args[2]))
-
-
 def whole(func: Any, args: Sequence[Any]) -> bool:
     """Whether `recurrent` supports this call: no packed sequences of different lengths, and no LSTM with projections."""
     if func not in CELLS or not isinstance(args[3], bool):
@@ -568,9 +555,8 @@ def with_explicit_masks(module: nn.Module) -> nn.Module:
     interfaces = [getattr(transformers, name, None) for name in ("AttentionInterface", "AttentionMaskInterface")]
     if kind is None or None in interfaces:
         return module
-    models = [
-        part for part in module.modules() if isinstance(part, kind) and part.config._attn_implementation == "sdpa"
-    ]
+    parts = (part for part in module.modules() if isinstance(part, kind))
+    models = [part for part in parts if part.config._attn_implementation == "sdpa"]
     if models:
         _register(*interfaces)
     for model in models:

@@ -1,6 +1,6 @@
 """Execution settings: how a run is computed on this machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import get_args
 
 import torch
@@ -42,10 +42,8 @@ class Execution:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        require(
-            self.chunk_size is None or is_count(self.chunk_size),
-            f"chunk_size is {self.chunk_size!r}; it must be a positive whole number.",
-        )
+        known = self.chunk_size is None or is_count(self.chunk_size)
+        require(known, f"chunk_size is {self.chunk_size!r}; it must be a positive whole number.")
         check_trainer(self.trainer)
         known = self.precision in get_args(Precision)
         require(known, f"precision is {self.precision!r}; it must be 'fp32', 'tf32' or 'bf16'.")
@@ -64,33 +62,16 @@ class Execution:
             raise InputError(f"device is {str(self.device)!r}, but torch sees no CUDA device here; use 'cpu'.")
         return place
 
-    @property
-    def memory_bytes(self) -> int | None:
-        return parse_memory(self.memory)
-
 
 def as_execution(execution: Execution | str | torch.device | None) -> Execution:
     """Return the execution settings; a device alone stands for the default settings on that device."""
     if execution is None or isinstance(execution, str | torch.device):
         return Execution(device=execution)
     if not isinstance(execution, Execution):
-        raise InputError(
-            f"execution is a {type(execution).__name__}; it must be a device such as 'cuda', or an Execution, such as "
-            "Execution(device='cuda', seed=1)."
-        )
+        kind = type(execution).__name__
+        raise InputError(f"execution is a {kind}; give a device such as 'cuda', or Execution(device='cuda', seed=1).")
     return execution
 
 
-EXECUTION_HINTS = {
-    name: f"execution=Execution({name}={example})"
-    for name, example in {
-        "device": "'cuda'",
-        "seed": "1",
-        "chunk_size": "64",
-        "trainer": "'fast'",
-        "precision": "'bf16'",
-        "memory": "'4GB'",
-        "progress": "False",
-    }.items()
-}
+EXECUTION_HINTS = {field.name: f"execution=Execution({field.name}=…)" for field in fields(Execution)}
 """Hints for arguments of `train` that belong to `Execution`."""

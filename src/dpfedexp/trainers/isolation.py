@@ -168,11 +168,8 @@ def _variants(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Input
 def _check_program(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) -> None:
     """Record a program on several inputs; raises `InputError` unless all recordings are the same."""
     tapes, drawn = watching_draws(lambda: _tapes(what, program, inputs))
-    require(
-        not drawn,
-        f"{what} draws random numbers from NumPy or Python's random, which all clients would share; draw with torch.rand, "
-        "torch.randn or dropout, which each client takes from its own key.",
-    )
+    shared = f"{what} draws random numbers from NumPy or Python's random, which all clients would share"
+    require(not drawn, f"{shared}; draw with torch.rand, torch.randn or dropout, which have a key for each client.")
     require(
         all(tapes[1].same(tape) for tape in tapes[2:]),
         f"{what} computes something else after it has seen other rows: it keeps state from batch to batch, leaves torch, or draws "

@@ -133,9 +133,8 @@ class StateCheck:
         now = state_of(model)
         names = sorted((now.keys() | self.before.keys() | self.cached.keys()) - self.derived)
         # Compared before the module runs again: what it writes then would overwrite what clients left.
-        found = {
-            name: [_unlike(now.get(name), then.get(name)) for then in (self.before, self.cached)] for name in names
-        }
+        states = (self.before, self.cached)
+        found = {name: [_unlike(now.get(name), then.get(name)) for then in states] for name in names}
         answer = _answer(model, self.losses, self.probe)
 
         def judge() -> None:
@@ -161,17 +160,13 @@ def _answer(model: nn.Module, losses: Losses, batch: Batch) -> Tensor:
 
 
 def _refusal(model: nn.Module, name: str) -> InputError:
-    """The error for the state `name`, with the remedy that fits its layer."""
-    owner = next(
-        (prefix for prefix, _ in reversed(list(model.named_modules())) if name.startswith(f"{prefix}.") and prefix), ""
-    )
+    owners = (prefix for prefix, _ in reversed(list(model.named_modules())) if prefix)
+    owner = next((prefix for prefix in owners if name.startswith(f"{prefix}.")), "")
     part = model.get_submodule(owner)
     kind, where = type(part).__name__, f"layer {owner!r}" if owner else "the model itself"
     held = name.removeprefix("len(").removesuffix(")").removeprefix(f"{owner}." if owner else "")
     if getattr(part, "track_running_stats", False) or isinstance(part, nn.modules.batchnorm._NormBase):
-        freeze = (
-            f"Freeze it with model.train(); model.get_submodule({owner!r}).eval(), or all such layers with model.eval()"
-        )
+        freeze = f"Freeze it with model.train(); model.get_submodule({owner!r}).eval(), or the model with model.eval()"
         remedy = f"{freeze}, or use GroupNorm" if owner else "Use GroupNorm instead"
     elif "spectral" in kind.lower() or "spectral" in name.lower():
         remedy = "Take the spectral norm off, or freeze that layer with .eval()"

@@ -63,9 +63,8 @@ class ClientTransform:
             found = self.transform(x)
         rows = {len(value) if isinstance(value, Tensor) and value.dim() else -1 for value in leaves(found)}
         if rows != {len(leaves(x)[0])}:
-            raise InputError(
-                f"the federation's transform returned {shape_of(found)} for {shape_of(x)}; it must keep one row per example."
-            )
+            shapes = f"{shape_of(found)} for {shape_of(x)}"
+            raise InputError(f"the federation's transform returned {shapes}; it must keep one row per example.")
         return found
 
 
@@ -123,10 +122,8 @@ def check_optimizer(local: LocalOptimizer) -> None:
                 gradient = local.combine_gradients({"w": gradient})["w"]
             before, clock = gradient.clone(), Clock(torch.tensor(float(step), dtype=torch.float64), counts)
             direction = local.direction(w, gradient, moments, clock)
-            require(
-                isinstance(direction, Tensor) and direction.shape == w.shape,
-                f"the local optimizer {name} must give a direction of the parameters' shape {tuple(w.shape)}.",
-            )
+            right = isinstance(direction, Tensor) and direction.shape == w.shape
+            require(right, f"the local optimizer {name} must give a direction of the shape of w, {tuple(w.shape)}.")
             require(torch.equal(gradient, before), f"the local optimizer {name} must not change the gradient in place.")
             w = w - (1.0 if local.automatic else local.rate) * direction
         return w
@@ -137,11 +134,7 @@ def check_optimizer(local: LocalOptimizer) -> None:
         raise
     except Exception as error:
         raise InputError(f"the local optimizer {name} fails on synthetic gradients: {first_line(error)}") from error
-    require(
-        torch.allclose(together, alone, rtol=1e-5, atol=1e-6),
-        f"the local optimizer {name} mixes clients: a client's direction must depend on its own gradients only.",
-    )
-    require(
-        torch.equal(alone[:1], again),
-        f"the local optimizer {name} keeps state: a client's direction must not depend on clients trained before it.",
-    )
+    apart = torch.allclose(together, alone, rtol=1e-5, atol=1e-6)
+    require(apart, f"the local optimizer {name} mixes clients: a direction must depend on its own client alone.")
+    alike = torch.equal(alone[:1], again)
+    require(alike, f"the local optimizer {name} keeps state: a direction must not depend on clients trained before.")

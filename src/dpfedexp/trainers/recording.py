@@ -46,9 +46,8 @@ _REMEDIES = {
 def refusal(what: str, reason: Unrecordable) -> InputError:
     """The error for a program that a secure run can't record, with a remedy."""
     remedy = next(remedy for word, remedy in _REMEDIES.items() if word in f"{what} {reason}")
-    return InputError(
-        f"{what} {reason}. A secure run traces it on synthetic rows, so that no client's rows reach another client: {remedy}."
-    )
+    why = "A secure run traces it on synthetic rows, so that no client's rows reach another client"
+    return InputError(f"{what} {reason}. {why}: {remedy}.")
 
 
 @dataclass(frozen=True)
@@ -109,9 +108,7 @@ def record(
     return recorder.tape(result)
 
 
-_DECIDES = (
-    "looks at values while it runs (.item(), bool() or an `if` on a tensor), so that they decide what is computed"
-)
+_DECIDES = "looks at values while it runs (.item(), bool() or an `if` on a tensor), so that they decide the computation"
 
 
 class _Recorder(TorchDispatchMode):
@@ -348,7 +345,7 @@ def _check_draws(func: Any, given: dict[str, Any]) -> None:
         return
     raise Unrecordable(
         f"draws random numbers with torch.{func.overloadpacket.__name__}, which does not draw from a client's own key; use "
-        "torch.rand, randn, randint, randperm, normal, bernoulli or dropout, without a generator"
+        "torch.rand, randn, randperm, normal, bernoulli or dropout, without a generator"
     )
 
 
@@ -438,10 +435,9 @@ class SyntheticClients:
         like: tuple[Inputs, Tensor],
         sizes: Tensor,
         transform: Callable[[Any], Any] | None = None,
-        seed: int = 0,
         tokens: int = 2,
     ) -> None:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         self.sizes, self.transform, self.tokens = sizes, transform, tokens
         self.rows = max(16, min(_MOST_ROWS, _MOST_NUMBERS // max(1, sum(part.numel() for part in leaves(like[0])))))
         self.inputs = each(lambda row: _rows(self.rows, row, generator, tokens, torch.randn), like[0])

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -323,11 +324,9 @@ def select(
             if it keeps clients apart.
     """
     trainer, note = _selected(task, streams, name, chunk, updates, budget, trial)
-    require(
-        trial is None or trainer.unit != 1 or passes_isolation(trial, Loop(trial, streams), 2),
-        "on this device training a client twice gives different updates; a secure run needs another device, or a model without "
-        "nondeterministic operations.",
-    )
+    alike = trial is None or trainer.unit != 1 or passes_isolation(trial, Loop(trial, streams), 2)
+    why = "on this device training a client twice gives different updates"
+    require(alike, f"{why}; a secure run needs another device, or a model without nondeterministic operations.")
     return trainer, note
 
 
@@ -375,7 +374,10 @@ def _selected(
         candidates = {"vectorized": candidates.pop("vectorized"), **candidates}
     if on.device.type != "cpu" and not brief:
         candidates[LOOP] = lambda: Loop(on, streams)
-    chosen = _choice(on, candidates, chunk, brief=brief, isolated=isolated)
+    apart = (name for name, make in candidates.items() if not isolated or _can_be_isolated(on, make, chunk))
+    # A short run takes the first candidate.
+    fit = {name: candidates[name] for name in (islice(apart, 1) if brief else apart)}
+    chosen = _quickest(on, fit, chunk) if fit and not brief else next(iter(fit), None)
     if chosen is None:
         return Loop(task, streams), (
             "on this device no trainer that takes several clients at once keeps them apart bit for bit; training them one after "
@@ -404,15 +406,6 @@ def _why_not_together(task: Task, streams: Streams) -> str | None:
             return "it draws random numbers within an operation of torch, such as Tensor.uniform_()"
         return reason
     return None
-
-
-def _choice(trial: Task, candidates: Makers, chunk: int, *, brief: bool, isolated: bool) -> str | None:
-    """The fastest candidate, or in a short run the first; in an isolated run only among those that keep clients apart."""
-    fit = (name for name, make in candidates.items() if not isolated or _can_be_isolated(trial, make, chunk))
-    if brief:
-        return next(fit, None)
-    makers = {name: candidates[name] for name in fit}
-    return _quickest(trial, makers, chunk) if makers else None
 
 
 def _can_be_isolated(trial: Task, make: Callable[[], Trainer], chunk: int, named: str | None = None) -> bool:

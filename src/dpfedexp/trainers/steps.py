@@ -229,11 +229,8 @@ class Recording:
 
     def step(self, batch: Batch) -> None:
         if self.batch is None or self.replay is None:
-            self.batch = mine = Batch(
-                {i: each(torch.clone, value) for i, value in batch.fixed.items()},
-                batch.targets.clone(),
-                batch.weights.clone(),
-            )
+            fixed = {i: each(torch.clone, value) for i, value in batch.fixed.items()}
+            self.batch = mine = Batch(fixed, batch.targets.clone(), batch.weights.clone())
             self.replay = self.capture(lambda: self.inner.step(mine))
             self.again = self.capture(self.inner.begin_again)
             # Capturing has executed steps, so restart before the first step of the round.
@@ -528,7 +525,5 @@ class ByAutograd:
             leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
             losses = self.task.losses(leaves, x, y, *key)
             found = torch.autograd.grad((losses * weights).sum(), list(leaves.values()), allow_unused=True)
-        return {
-            name: torch.zeros_like(value) if gradient is None else gradient
-            for (name, value), gradient in zip(leaves.items(), found, strict=True)
-        }
+        pairs = zip(leaves.items(), found, strict=True)
+        return {name: torch.zeros_like(value) if given is None else given for (name, value), given in pairs}

@@ -319,20 +319,15 @@ def _check_words(task: Task, model: nn.Module) -> None:
     inputs, prepare = getattr(task.clients, "inputs", None), getattr(task.clients, "prepare", None)
     if inputs is None or prepare is None or not any(isinstance(part, nn.Embedding) for part in model.modules()):
         return
-    if len(rows := extreme_rows(inputs)) > 0:
-        x, _ = prepare(each(lambda value: value[rows], inputs), task.clients.targets[rows], task.device)  # type: ignore[attr-defined]
-        with torch.no_grad():
-            applied(model, x)
-
-
-def extreme_rows(inputs: Inputs) -> Tensor:
-    """The indices of the rows with the smallest and the largest whole number, which an embedding may not know."""
     rows = []
     for value in leaves(inputs):
         if not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool and value.numel():
-            each = value.flatten(1) if value.dim() > 1 else value[:, None]
-            rows += [int(each.amax(1).argmax()), int(each.amin(1).argmin())]
-    return torch.tensor(rows, dtype=torch.int64)
+            flat = value.flatten(1) if value.dim() > 1 else value[:, None]
+            rows += [int(flat.amax(1).argmax()), int(flat.amin(1).argmin())]
+    if rows:
+        x, _ = prepare(each(lambda value: value[rows], inputs), task.clients.targets[rows], task.device)  # type: ignore[attr-defined]
+        with torch.no_grad():
+            applied(model, x)
 
 
 def applied(model: nn.Module, x: Inputs) -> Any:
@@ -367,21 +362,16 @@ def _why(name: str, part: nn.Module, given: Any, error: str) -> str:
             return f"{layer} looks up whole numbers and was given {_kind(x)}; give the inputs as whole numbers (int64)."
         low, high, words = int(x.min()), int(x.max()), part.num_embeddings
         if low < 0 or high >= words:
-            return (
-                f"{layer} knows the numbers from 0 to {words - 1} and was given numbers from {low} to {high}; number them from 0, "
-                f"or build it with num_embeddings={high + 1}."
-            )
+            known = f"{layer} knows the numbers from 0 to {words - 1} and was given numbers from {low} to {high}"
+            return f"{known}; number them from 0, or build it with num_embeddings={high + 1}."
     elif isinstance(weight, Tensor) and x.dtype != weight.dtype:
         if not x.is_floating_point() and not x.is_complex():
-            return (
-                f"{layer} computes in {_kind(weight)} and was given {_kind(x)}; give the inputs as floats, x.float()."
-            )
+            return f"{layer} computes in {_kind(weight)} and was given {_kind(x)}; give floats, x.float()."
         return f"{layer} has parameters in {_kind(weight)} and was given {_kind(x)}; train the model in float32, model.float()."
     if isinstance(part, nn.Linear) and x.shape[-1:] != (part.in_features,):
-        return (
-            f"{layer} takes {part.in_features} features and was given shape {tuple(x.shape)}; build it with "
-            f"in_features={x.shape[-1] if x.dim() else 1}, or bring the rows to that length first (nn.Flatten() joins the others)."
-        )
+        width = x.shape[-1] if x.dim() else 1
+        rows = f"{layer} takes {part.in_features} features and was given shape {tuple(x.shape)}"
+        return f"{rows}; build it with in_features={width}, or flatten the rows first (nn.Flatten())."
     if isinstance(part, nn.modules.conv._ConvNd):
         return (
             f"{layer} takes rows of {part.in_channels} channels, (b, {part.in_channels}, …), and was given shape {tuple(x.shape)}; "

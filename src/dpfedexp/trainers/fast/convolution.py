@@ -35,10 +35,8 @@ class Window:
         return (self.size[axis] - 1) * self.dilation[axis] + 1
 
     def outputs(self, height: int, width: int) -> Pair:
-        rows, columns = (
-            (length + 2 * self.padding[i] - self.span(i)) // self.stride[i] + 1
-            for i, length in enumerate((height, width))
-        )
+        axes = enumerate(zip((height, width), self.padding, self.stride, strict=True))
+        rows, columns = ((length + 2 * pad - self.span(i)) // stride + 1 for i, (length, pad, stride) in axes)
         return rows, columns
 
     def padded(self, height: int, width: int) -> Pair:

@@ -1,8 +1,8 @@
-"""Triton kernels for patches, GroupNorm and dropout, in one or two passes over memory each; triton comes with torch for CUDA.
+"""Triton kernels for patches and GroupNorm, in one or two passes over memory each; triton comes with torch for CUDA.
 
 torch computes the address of every element when it copies a strided view, and needs a pass for each tap, and for the mean, the
-variance, the difference, the factor and the sums of a normalization. A dropout mask takes a dozen passes over 64-bit numbers.
-All sums of these kernels are float32, in the same order in every run and separately for every client.
+variance, the difference, the factor and the sums of a normalization. All sums of these kernels are float32, in the same order in
+every run and separately for every client.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ MOST_TAPS = 64
 """The most taps of a window: sums over taps are unrolled, and more would take long to compile."""
 TILE = 2048
 """How many numbers a program of GroupNorm holds at a time."""
-BLOCK = 1024
-"""How many numbers a program of dropout processes."""
 
 
 @triton.jit
@@ -272,45 +270,3 @@ def _blocks(x: Tensor) -> tuple[tuple[int, int, int], tuple[int, int], int]:
     places = min(TILE // samples, triton.next_power_of_2(p))
     rows = min(TILE // (samples * places), triton.next_power_of_2(a))
     return (rows, places, samples), (n * groups, triton.cdiv(s, samples)), math.gcd(s, 16)
-
-
-@triton.jit
-def _drop(
-    x, rows, y, share, below, COUNT, PLACES, INNER, S,
-    GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, ROWS_LAST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Apply dropout to a block of one client's values: `share`·value where the word is at least `below`, otherwise 0."""
-    blocks = tl.cdiv(COUNT, BLOCK)
-    client = (tl.program_id(0) // blocks).to(tl.int64)
-    at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    live = at < COUNT
-    if ROWS_LAST:
-        row = at % S
-        place = at // S
-    else:
-        row = at // PLACES
-        place = at % PLACES
-    z = tl.load(rows + client * S + row, mask=live, other=0) + (place // INNER).to(tl.int64) * GOLDEN
-    z = (z ^ ((z >> 32) & 0xFFFFFFFF)) * FIRST
-    z = (z ^ ((z >> 29) & 0x7FFFFFFFF)) * SECOND
-    value = tl.load(x + client * COUNT + at, mask=live, other=0.0).to(tl.float32)
-    kept = tl.where(z >= below, value * share, 0.0)
-    tl.store(y + client * COUNT + at, kept.to(y.dtype.element_ty), mask=live)
-
-
-def dropped(
-    x: Tensor, rows: Tensor, below: int, share: float, constants: tuple[int, int, int], inner: int = 1
-) -> Tensor:
-    """Apply dropout to [n, …, s]: 0 where a place's word is less than `below`, and `share`·value elsewhere.
-
-    Words are computed from the words of the samples, `rows` [n, s]; `inner` neighboring places share a word.
-    """
-    last = x.is_contiguous()
-    if not last and not x.movedim(-1, 1).is_contiguous():
-        x, last = x.contiguous(), True
-    y = torch.empty_like(x)
-    n, s = rows.shape
-    count = x[0].numel()
-    grid = (n * triton.cdiv(count, BLOCK),)
-    _drop[grid](x, rows, y, share, below, count, count // s, inner, s, *constants, last, BLOCK)
-    return y

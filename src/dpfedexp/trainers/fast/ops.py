@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpfedexp.machine import has_triton
-from dpfedexp.trainers.draws import CONSTANTS, dropout_mask, dropped_below, kept_share, row_words
+from dpfedexp.trainers.draws import dropout_mask, kept_share
 
 Saved = Any
 INPUT = 0
@@ -245,24 +245,12 @@ class Dropout:
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
         x, keys = inputs
         lead = 2 if self.channels else x.dim() - 1
-        if self.p < 1 and _has_kernels(x):
-            rows = row_words(keys, self.call, x.shape[-1])
-            return self._by_triton(x, rows), rows
         shape = (x.shape[-1], *x.shape[1:lead], *[1] * (x.dim() - 1 - lead))
         mask = dropout_mask(keys, self.call, self.p, shape, x.dtype, rows_last=True) * kept_share(self.p)
         return x * mask, mask
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        if not wanted:
-            return (), (None, None)
-        by_triton = saved.dtype == torch.int64
-        return (), (self._by_triton(dy, saved) if by_triton else dy * saved, None)
-
-    def _by_triton(self, x: Tensor, rows: Tensor) -> Tensor:
-        from dpfedexp.trainers.fast.kernels import dropped
-
-        inner = math.prod(x.shape[2:-1]) if self.channels else 1
-        return dropped(x, rows, dropped_below(self.p), kept_share(self.p), CONSTANTS, inner)
+        return (), (dy * saved if wanted else None, None)
 
 
 @dataclass(frozen=True)

@@ -103,10 +103,8 @@ class Program:
 
     def _given(self, step: ProgramStep, params: Mapping[str, Tensor], count: int) -> list[Tensor]:
         """The step's parameters, [n, …] each; a frozen parameter is one tensor, expanded to all clients."""
-        return [
-            params[name] if name in params else self.frozen[name].expand(count, *self.frozen[name].shape)
-            for name in step.params
-        ]
+        frozen = self.frozen
+        return [params[n] if n in params else frozen[n].expand(count, *frozen[n].shape) for n in step.params]
 
     def descend(
         self,
@@ -125,9 +123,8 @@ class Program:
             if step.output not in self.differentiated:
                 continue
             wanted = any(i in self.differentiated for i in step.inputs)
-            of_params, of_inputs = step.op.backward(
-                self._given(step, params, len(outputs)), kept, gradients.pop(step.output), wanted
-            )
+            given = self._given(step, params, len(outputs))
+            of_params, of_inputs = step.op.backward(given, kept, gradients.pop(step.output), wanted)
             for i, gradient in zip(step.inputs, of_inputs, strict=True):
                 if i in self.differentiated and gradient is not None:
                     gradients[i] = gradients[i] + gradient if i in gradients else gradient
