@@ -269,6 +269,7 @@ def test_a_complete_run_is_returned_and_another_run_is_refused_with_the_differen
     [
         ({"algorithm": dp_scaffold(clip=1.0, noise_multiplier=1.0)}, "dp_scaffold needs the clients' local steps"),
         ({"clients": 0}, "clients is 0; it must be a positive whole number"),
+        ({"resume": True}, "DpFedExp has no argument 'resume'. Write the same folder"),
         ({"min_reply_fraction": 1.5}, "min_reply_fraction is 1.5; it must be above 0 and at most 1"),
         ({"clients_per_node": 2}, "the first must be a multiple of the second"),
         ({"participation": FixedSize(2)}, r"participation must be Full\(\) or Poisson"),

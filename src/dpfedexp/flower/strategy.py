@@ -63,7 +63,7 @@ class FreshNoise:
         return self.make()
 
 
-@checked
+@checked(hints={"resume": "the same folder: an interrupted run goes on there"})
 class DpFedExp(Strategy):
     """A Flower strategy for differentially private training. The guarantee holds for any replies, also missing ones.
 
