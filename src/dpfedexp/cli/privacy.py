@@ -16,7 +16,6 @@ from rich.table import Table
 
 from dpfedexp.cli.options import CENTRAL, JsonOption, MechanismOption, print_json
 from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.registry import MECHANISMS
 
 if TYPE_CHECKING:
     from dpfedexp.accounting import Event
@@ -148,7 +147,7 @@ def noise(
 
     over = rounds if per == "total" else 1
     about: dict[str, Any] = {"mechanism": one.mechanism, "target_epsilon": target, "per": per}
-    if MECHANISMS[one.mechanism].tunes == "epsilons":
+    if one.mechanism == "privunit":
         at = delta if per == "total" else 0.0
         total = calibrate_privunit(
             lambda total: one.scaled(total).event(None), target_epsilon=target, delta=at, rounds=over
