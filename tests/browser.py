@@ -18,7 +18,6 @@ FLAGS = (
     "--disable-dev-shm-usage",
 )
 PHONE, DESK = 390, 1280
-SCHEMES = ("light", "dark")
 
 
 def started(profile: Path):

@@ -12,7 +12,7 @@ from tests.browser import started
 
 @pytest.fixture(scope="session", autouse=True)
 def private_root(tmp_path_factory) -> Path:
-    """Where runs keep what nobody may see; processes that tests start inherit it."""
+    """Where runs keep what is private; processes that tests start inherit it."""
     os.environ["DPFEDEXP_PRIVATE"] = str(tmp_path_factory.mktemp("private"))
     return Path(os.environ["DPFEDEXP_PRIVATE"])
 
@@ -32,9 +32,9 @@ def mnist_folder() -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory):
-    """Chromium, one to a file of tests."""
+    """Chromium, started once."""
     chromium = started(tmp_path_factory.mktemp("profile"))
     yield chromium
     chromium.quit()

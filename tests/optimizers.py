@@ -1,4 +1,4 @@
-"""Optimizers that the library does not have, each one class: what somebody who adds one would write."""
+"""Optimizers that the library does not have, each one class: what a user who adds one would write."""
 
 from dataclasses import dataclass
 

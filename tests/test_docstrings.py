@@ -23,14 +23,10 @@ NAMES = dict(public())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_public_name_says_what_it_is(name):
+def test_a_public_name_says_what_it_is_and_explains_arguments_that_exist(name):
     said = inspect.getdoc(NAMES[name]) or ""
     assert said
     assert not said.startswith(f"{name.rpartition('.')[2]}("), "a dataclass without a docstring shows its signature"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_arguments_that_a_docstring_explains_exist(name):
     said = inspect.cleandoc(NAMES[name].__doc__ or "")
     section = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)*)", said, re.M)
     explained = set(ARGUMENT.findall(section[1])) if section else set()

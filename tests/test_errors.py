@@ -35,7 +35,7 @@ def public_callables():
 
 
 def _several(name, function):
-    """Nobody names the argument of a function that has only one; options that go on to another function are checked there."""
+    """The argument of a function that has only one is seldom named; options that go on to another function are checked there."""
     parameters = inspect.signature(function).parameters.values()
     if len(parameters) > 1 and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         yield name, function
@@ -79,7 +79,7 @@ def test_what_is_missing_twice_or_too_much_is_said():
         return width * height
 
     assert area(2.0, height=3.0) == 6.0
-    with pytest.raises(InputError, match="'width' twice"):
+    with pytest.raises(InputError, match="multiple values for argument 'width'"):
         area(1.0, width=2.0)
     assert str(inspect.signature(area)) == "(width, height=1.0)"
 

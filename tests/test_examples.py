@@ -10,6 +10,7 @@ from tests.sizes import long
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NEEDS = {"pfl_postprocessor": "pfl", "plain_flower": "flwr", "mlflow_tracking": "mlflow", "tabular_pandas": "pandas"}
 """What an example needs beside the package and its development tools."""
+SLOW = ("characters_by_author", "frozen_backbone", "sweep")
 ENDS = {
     "characters_by_author": lambda accuracy: accuracy > 0.2,
     "frozen_backbone": lambda accuracy: accuracy > 0.4,
@@ -27,7 +28,7 @@ ENDS = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(path.stem, marks=[long] if path.stem == "sweep" else []) for path in sorted(EXAMPLES.glob("*.py"))],
+    [pytest.param(path.stem, marks=[long] if path.stem in SLOW else []) for path in sorted(EXAMPLES.glob("*.py"))],
 )
 def test_the_example_runs(name, tmp_path, monkeypatch):
     if name in NEEDS:

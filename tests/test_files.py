@@ -49,7 +49,7 @@ def test_an_error_leaves_the_old_file_and_no_temporary_one(moment, tmp_path, mon
 
 
 @pytest.mark.parametrize(("mask", "rights"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o644)])
-def test_rights_are_the_users_and_never_more_whoever_writes_the_file(mask, rights, tmp_path):
+def test_rights_are_the_users_and_never_more(mask, rights, tmp_path):
     """safetensors makes its files anew, for their owner alone."""
     before = os.umask(mask)
     try:

@@ -30,7 +30,7 @@ def test_subnormals_vanish_on_this_thread_alone_and_only_meanwhile():
         assert not halves()
         with without_subnormals():
             assert not halves()
-        assert not halves(), "whoever comes from such a thread finds it as it was"
+        assert not halves(), "a caller from such a thread finds it as it was"
         run_on_threads(lambda _: seen.append(halves()), range(2), 2)
     assert halves()
     assert seen == [True, True]
@@ -39,8 +39,7 @@ def test_subnormals_vanish_on_this_thread_alone_and_only_meanwhile():
     assert halves()
 
 
-@pytest.mark.parametrize("trainer", ["fast", "tiled-vectorized", "tiled-loop"])
-@pytest.mark.parametrize("clients", [1, 6])
+@pytest.mark.parametrize(("trainer", "clients"), [("fast", 6), ("tiled-vectorized", 1), ("tiled-loop", 6)])
 def test_clients_train_without_subnormals_and_leave_none_of_it_behind(trainer, clients, two_threads):
     """Targets so small that every gradient is subnormal: even a rate of 1024 makes nothing of it."""
     model = nn.Linear(3, 1, bias=False)

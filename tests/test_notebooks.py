@@ -15,7 +15,7 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 STORED = sorted(TUTORIALS.glob("*.ipynb"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 JUPYTER = {"IPython"}
-"""What whoever opens a notebook has."""
+"""What every notebook server has."""
 
 notebooks = pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 

@@ -3,6 +3,8 @@
 import difflib
 import functools
 import inspect
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from typing import Any, TypeVar, get_args, get_type_hints, overload
@@ -76,6 +78,14 @@ def first_line(error: Exception) -> str:
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise InputError(message)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning that points at the nearest line outside this package: the user's call."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "dpfedexp":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 @overload
@@ -166,8 +176,6 @@ def _sentence(
         named_ones = f"; give the others by name: {rest}" if rest else ""
         return f"{name} takes {len(places)} arguments by position and got {len(args)}{named_ones}."
     given = {p.name for p in places[: len(args)]}
-    for twice in (key for key in named if key in given):
-        return f"{name} got the argument {twice!r} twice, by position and by name; give it once."
     for p in parameters:
         if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in (*named, *given):
             return f"{name} needs the argument {p.name!r}."

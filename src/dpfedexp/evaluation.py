@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dpfedexp.core.losses import Loss, LossTraits, class_dimension, loss_traits, read, resolve, same_but_singletons
 from dpfedexp.core.modules import Inputs, call, each, leaves
-from dpfedexp.errors import InputError, checked, is_count, is_number, require
+from dpfedexp.errors import InputError, checked, first_line, is_count, is_number, require
 
 __all__ = ["Evaluate", "Evaluation", "Metric", "auc", "check_metrics", "on_test_set"]
 
@@ -255,10 +255,9 @@ def _own(metrics: Mapping[str, Metric]) -> Measure:
             try:
                 value: Any = metric(outputs, targets)
             except Exception as error:
-                first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
                 raise InputError(
                     f"metrics[{name!r}] can't be applied to outputs of shape {tuple(outputs.shape)} and targets of shape "
-                    f"{tuple(targets.shape)}: {first}"
+                    f"{tuple(targets.shape)}: {first_line(error)}"
                 ) from error
             try:
                 found[f"test_{name.removeprefix('test_')}"] = float(value)

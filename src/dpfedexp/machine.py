@@ -7,8 +7,8 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from threading import Barrier
@@ -131,24 +131,17 @@ def run_jobs(
     `cost` is the relative duration of a job, for the estimate of the remaining time.
     """
     processes = min(workers or cores(), len(jobs))
-    with JobProgress(description, [cost(job) for job in jobs]) as progress:
-        if processes < 2:
-            results = []
-            for job in jobs:
-                results.append(work(job))
-                progress.advance(cost(job))
-            return results
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, mp_context=context, initializer=prepare_worker) as pool:
-            futures = {pool.submit(work, job): job for job in jobs}
-            try:
-                for future in as_completed(futures):
-                    future.result()
-                    progress.advance(cost(futures[future]))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-            return [future.result() for future in futures]
+    with JobProgress(description, [cost(job) for job in jobs]) as progress, ExitStack() as stack:
+        results: Iterable[Done] = map(work, jobs)
+        if processes > 1:
+            context = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(processes, mp_context=context, initializer=prepare_worker)
+            results = stack.enter_context(pool).map(work, jobs)
+        found = []
+        for job, result in zip(jobs, results, strict=True):
+            found.append(result)
+            progress.advance(cost(job))
+        return found
 
 
 class JobProgress:

@@ -155,7 +155,7 @@ def test_replacing_is_leaving_out_and_taking_in():
         {"adjacency": "other"},
     ],
 )
-def test_an_event_that_nobody_wrote_is_a_sentence(change):
+def test_an_event_that_is_none_is_a_sentence(change):
     with pytest.raises(InputError):
         from_json(json.loads(json.dumps(to_json(CENTRAL) | change)))
 

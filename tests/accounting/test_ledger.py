@@ -263,7 +263,7 @@ def test_what_a_ledger_refuses_is_a_sentence(path):
         Ledger.open(path)
 
 
-def test_whoever_asks_for_a_moment_whether_a_run_is_alive_keeps_none_from_beginning(path):
+def test_asking_whether_a_run_is_alive_keeps_none_from_beginning(path):
     """`read_status` takes the lock to see whether anybody has it."""
     fcntl = pytest.importorskip("fcntl")
     written(path)

@@ -111,7 +111,7 @@ def everybody(self, clients, noise):
     return torch.arange(clients)
 
 
-def all_or_nobody(self, clients, noise):
+def all_or_none(self, clients, noise):
     return torch.arange(clients) if noise.generator(0).random(1)[0] < self.rate else torch.arange(0)
 
 
@@ -123,7 +123,7 @@ def always_half(self, clients, noise):
     ("cohort", "unit"),
     [
         (everybody, "rate off the one charged"),
-        (all_or_nobody, "|log| of the counts' dispersion"),
+        (all_or_none, "|log| of the counts' dispersion"),
         (always_half, "|log| of the counts' dispersion"),
     ],
 )

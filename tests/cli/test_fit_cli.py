@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from dpfedexp.cli import app
 from dpfedexp.config import load
-from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.errors import InputError
 
@@ -25,7 +24,7 @@ def place(tmp_path, monkeypatch):
     classes = (x @ truth > 0).astype("i8")
     np.savez("classes", inputs=x, targets=classes, client=client, test_inputs=x[:50], test_targets=classes[:50])
     np.savez("numbers", inputs=x, targets=(x @ truth).astype("f4"), client=client)
-    np.savez("nobody", inputs=x, targets=classes)
+    np.savez("unowned", inputs=x, targets=classes)
     np.savez("images", inputs=x.reshape(-1, 1, 2, 2), targets=classes, client=client)
     return tmp_path
 
@@ -76,31 +75,12 @@ def test_a_changed_vote_or_choice_does_not_verify(place):
     assert call("privacy", "verify", "run").exit_code == 1, "votes that the configuration does not plan"
 
 
-def test_an_interrupted_fit_goes_on_and_ends_like_a_whole_one(place, monkeypatch):
-    arguments = ("classes.npz", "--rounds", 4, "--seed", 3)
-    fit(*arguments, "--out", "whole")
-    step = Engine.step
-
-    def crash(self, state, *given):
-        if state.round == 2:
-            raise KeyboardInterrupt
-        return step(self, state, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "step", crash)
-        call("fit", *arguments, "--out", "broken", "--quiet")
-    fit(*arguments, "--out", "broken")
-    for name in ("privacy.txt", "model.safetensors", "config.toml"):
-        assert (place / "broken" / name).read_bytes() == (place / "whole" / name).read_bytes()
-    assert call("privacy", "verify", "broken").exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ([], "pass either"),
         (["classes.npz", "--data-set", "mnist"], "pass either"),
-        (["nobody.npz"], "no array 'client'"),
+        (["unowned.npz"], "no array 'client'"),
         (["images.npz"], "name a network with --model"),
         (["nothing.npz"], "does not exist"),
         (["classes.npz", "--model", "mpl"], "Did you mean 'mlp'"),

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 
 import pytest
@@ -14,8 +13,6 @@ from dpfedexp.cli import app
 from dpfedexp.cli.trials import Sweep, Trial, _train, price, trials
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.errors import InputError
-from tests.cli.conftest import FILE
-from tests.sizes import long
 
 
 def sweep(*arguments):
@@ -78,31 +75,6 @@ def test_what_a_sweep_costs_holds_runs_that_failed(file, tmp_path, in_process, m
 
     monkeypatch.setattr(RunFolder, "record", fails)
     done = sweep(file, *THREE, tmp_path / "out")
-    assert done.exit_code == 3, done.output
-    check_price_of_three(tmp_path / "out")
-
-
-@long
-def test_what_a_sweep_costs_holds_runs_that_were_killed(file, tmp_path):
-    file.with_name("killed.py").write_text(
-        "import os, torch\n"
-        "from dpfedexp import Federation\n"
-        "from dpfedexp.engine.run import RunFolder\n"
-        "def federation(seed):\n"
-        "    rows = torch.randn(20, 5, 4, generator=torch.Generator().manual_seed(0))\n"
-        "    return Federation.from_clients([(x, x.sum(1)) for x in rows]), (rows[0], rows[0].sum(1))\n"
-        "record = RunFolder.record\n"
-        "def recorded(self, line):\n"
-        "    record(self, line)\n"
-        "    if 'clip=5' in str(self.path):\n"
-        "        os._exit(9)\n"
-        "RunFolder.record = recorded\n"
-    )
-    synthetic = 'kind = "synthetic"\nclients = 20\ndimension = 4'
-    model = '\n[model]\nname = "linear_regression"\noptions = { dimension = 4 }\n'
-    file.write_text(FILE.replace(synthetic, 'kind = "factory"\nfactory = "killed:federation"') + model)
-    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    done = CliRunner().invoke(app, ["sweep", str(file), *THREE, str(tmp_path / "out")], env=environment)
     assert done.exit_code == 3, done.output
     check_price_of_three(tmp_path / "out")
 

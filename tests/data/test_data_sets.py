@@ -120,8 +120,7 @@ def assert_small(data: data_sets.DataSet) -> None:
         assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("inside", [".", "mnist"])
+@pytest.mark.parametrize(("packed", "inside"), [(True, "."), (False, "mnist")])
 def test_the_files_are_found_in_the_folder_or_in_mnist_inside_it(tmp_path: Path, packed: bool, inside: str) -> None:
     put(tmp_path / "fashion" / inside, packed)
     assert_small(load_mnist(tmp_path / "fashion"))

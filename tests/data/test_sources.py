@@ -278,8 +278,8 @@ class WithoutNumber:
 
 
 def test_rows_go_to_the_client_that_a_column_names_and_who_has_none_has_no_say_in_types() -> None:
-    nobody = Table({name: np.zeros(0) for name in ROWS})
-    made = Federation.from_datasets([nobody, Table(ROWS)], target="label", features="image")
+    empty = Table({name: np.zeros(0) for name in ROWS})
+    made = Federation.from_datasets([empty, Table(ROWS)], target="label", features="image")
     assert (made.inputs.dtype, made.targets.dtype) == (torch.uint8, torch.int64)
     assert made.sizes.tolist() == [0, 3]
     made = Federation.from_datasets(Table(ROWS), by="user", target="label", features="image")

@@ -51,10 +51,6 @@ def watch(algorithm=FIXED, **options):
     return AdviceMonitor(Plan.of(algorithm, Full(), M, D, 50), **options)
 
 
-def nowhere():
-    return 0.0, 1.0
-
-
 def record(number, **values):
     return {"round": number, "eta_g": 1.0, "clip": 1.0, "epsilon_total": 1.0} | values
 
@@ -142,14 +138,11 @@ RISING, FALLING = [1.2**n for n in range(WINDOW)], [0.8**n for n in range(30)]
         ("not-finite | dead", {"update_norm": [1.0, 1.0, math.nan, 1.0, 1.0]}),
         ("diverging |", {IMPROVED.field: [0.3] * 14}),
         ("|", {IMPROVED.field: [0.8] * 14}),
-        ("diverging | moving-clip", {"algorithm": ADAPTIVE, "clip": RISING, "update_norm": ["noise"], "eta_g": [2.0]}),
-        ("| moving-clip", {"algorithm": ADAPTIVE, "clip": RISING, "eta_g": [2.0]}),
-        ("far-clip | moving-clip", {"algorithm": ADAPTIVE, "clip": FALLING, "eta_g": [2.0]}),
+        ("diverging |", {"algorithm": ADAPTIVE, "clip": RISING, "update_norm": ["noise"], "eta_g": [2.0]}),
+        ("|", {"algorithm": ADAPTIVE, "clip": RISING, "eta_g": [2.0]}),
+        ("|", {"algorithm": ADAPTIVE, "clip": FALLING, "eta_g": [2.0]}),
         ("|", {"algorithm": ADAPTIVE, "clip": [0.9, 1.1] * 15, "eta_g": [2.0]}),
         ("|", {"clip": FALLING}),
-        ("| no-extrapolation", {"algorithm": ADAPTIVE, "eta_g": [1.0, 1.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0]}),
-        ("|", {"algorithm": ADAPTIVE, "eta_g": [1.0, 1.0, 1.0, 1.0, 1.5, 1.0, 1.0, 1.0]}),
-        ("|", {"eta_g": [1.0] * 8}),
         ("exploded | dead", {"update_norm": [5e3] * FIRST_LOOK, "at": (1e5, 1e5), "start_norm": 3.0}),
         ("|", {"update_norm": [5e3] * FIRST_LOOK, "at": (1e5, 1e5), "start_norm": 30.0}),
         ("| dead", {"test_loss": [2.30] * 8}),
@@ -210,11 +203,11 @@ def test_a_drowned_run_warns_before_and_ends_with_its_verdict():
 def test_training_that_diverges_to_nothing_is_found():
     """Updates that are not finite count as zero, so nothing but noise is released, and an adaptive clip falls for ever."""
     done = run(cdp_fedexp(clip="adaptive", target_epsilon=8.0), lr=1e6, rounds=40)
-    assert {"vanishing", "dead"} <= set(codes(done.advice))
+    assert codes(done.advice)[-1] == "dead"
     assert done.history[0]["update_norm"] > 0
 
 
-def test_advice_goes_to_whoever_asked_for_it_and_notes_are_no_warnings(recwarn):
+def test_advice_goes_to_its_callback_and_notes_are_no_warnings(recwarn):
     heard = []
     done = run(ldp_fedexp(clip=0.3, noise_multiplier=0.7), on_round=OnAdvice(heard.append), rounds=6)
     assert heard == list(done.advice)

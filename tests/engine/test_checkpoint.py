@@ -122,6 +122,14 @@ def interrupted(folder, **options):
         run(PLAIN, folder, on_round=crash_after(3), **options)
 
 
+def test_a_resumed_run_says_so_at_the_callers_line(tmp_path):
+    interrupted(tmp_path, rounds=5)
+    with pytest.warns(UserWarning, match="resuming at round 4 of 5 from ") as caught:
+        run(PLAIN, tmp_path, rounds=5)
+    (said,) = (one for one in caught if "resuming" in str(one.message))
+    assert said.filename == regression_run.__code__.co_filename
+
+
 def test_the_chunk_size_of_the_interrupted_run_is_kept(tmp_path):
     whole = result(run(PLAIN, tmp_path / "whole", execution=Execution(chunk_size=5)), tmp_path / "whole")
     broken = tmp_path / "broken"
@@ -205,15 +213,6 @@ def test_a_checkpoint_is_its_owners_only_and_a_forged_one_whose_hashes_fit_is_re
         with pytest.raises(InputError, match=words):
             run(PLAIN, tmp_path)
         save_file(good, path, forged(path_content(tmp_path), good))
-
-
-def test_records_are_made_into_text_once_and_read_as_a_list():
-    records, history = checkpoint.Records(), []
-    for number in range(4):
-        history.append({"round": number, "loss": float("nan") if number == 2 else 0.1 * number, "name": 'a "b", [c]'})
-        assert records.text(history) == json.dumps(history)
-    assert len(records._texts) == 4
-    assert checkpoint.Records().text([]) == "[]"
 
 
 def test_a_tensor_that_is_not_in_the_list_of_outlets_is_not_written(tmp_path, monkeypatch):

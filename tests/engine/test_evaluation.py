@@ -16,6 +16,7 @@ from dpfedexp import (
     Poisson,
     Run,
     Sgd,
+    Stop,
     cdp_fedexp,
     dp_fedavg,
     dp_scaffold,
@@ -80,9 +81,10 @@ def test_all_measurements_cost_at_most_one_per_cent_of_noise_and_no_epsilon(make
     measuring, _ = prepare(model_for(), federation(), algorithm, **given, evaluate_every=1)
     ratio = measuring.mechanism.noise_multiplier / without.mechanism.noise_multiplier
     assert 1.0 < ratio <= 1.01
-    run = run_of(algorithm, rounds=3, participation=participation)
-    assert run.privacy.epsilon_total == pytest.approx(8.0, rel=1e-3)
-    assert run.privacy.epsilon_total <= 8.0
+    if participation is None:
+        run = run_of(algorithm, rounds=3)
+        assert run.privacy.epsilon_total == pytest.approx(8.0, rel=1e-3)
+        assert run.privacy.epsilon_total <= 8.0
 
 
 @pytest.mark.parametrize("kind", ["classes", "binary", "numbers"])
@@ -153,7 +155,7 @@ def test_early_stopping_may_watch_what_clients_measure():
 
 
 def test_in_a_secure_run_what_a_client_measures_depends_on_no_other_client():
-    x, y = rows_of("classes")
+    x, y = rows_of("classes", clients=12)
     other, broken = x.clone(), x.clone()
     other[1:] = 7.0 * torch.rand(x[1:].shape)
     broken[1:] = math.nan
@@ -162,7 +164,7 @@ def test_in_a_secure_run_what_a_client_measures_depends_on_no_other_client():
         clients = Federation.from_clients(list(zip(inputs, y, strict=True)), finite=False)
         engine, _ = prepare(model_for(), clients, ALGORITHM, local=LOCAL, rounds=2, secure=True, evaluate_every=1)
         request = Request(EVALUATION, 1, engine.begin(), engine.evaluation.mechanism)
-        rows.append(engine.cohort.rows(request, engine.start.float(), torch.arange(M))[0])
+        rows.append(engine.cohort.rows(request, engine.start.float(), torch.arange(12))[0])
     assert torch.equal(rows[0], rows[1])
     assert torch.equal(rows[0], rows[2])
     assert float(rows[0].norm()) > 0.1
@@ -195,7 +197,7 @@ def test_a_run_that_ends_in_a_measurement_claims_what_was_planned(tmp_path, monk
     assert claim["epsilon_total"] == pytest.approx(8.0, rel=1e-3)
 
 
-def test_a_measurement_that_nobody_paid_for_is_found(tmp_path):
+def test_an_uncharged_measurement_is_found(tmp_path):
     run_of(evaluate=None, out=tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
     lines = [{**json.loads(line), "clients_accuracy": 0.9} for line in metrics.read_text().splitlines()]
@@ -208,7 +210,7 @@ def test_a_second_run_on_a_ledger_verifies_with_its_own_measurements(tmp_path):
     run_of(evaluate=None, ledger=book)
 
     def stop(record):
-        raise StopIteration
+        raise Stop
 
     run_of(ledger=book, out=tmp_path / "second", on_round=stop, evaluate_every=2)
     for suffix in ("", ".head"):
@@ -248,18 +250,20 @@ def test_too_few_answers_to_a_measurement_do_not_end_training(monkeypatch):
     assert len(run.history) == ROUNDS
 
 
-@pytest.mark.parametrize("algorithm", [fedavg(), dp_scaffold(clip=0.5, target_epsilon=200.0)])
-def test_other_algorithms_measure_too(algorithm):
-    run = run_of(algorithm, evaluate_every=2)
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        (fedavg(), {}),
+        (dp_scaffold(clip=0.5, noise_multiplier=0.1), {"participation": FixedSize(40)}),
+        (
+            dp_fedavg(clip=0.5, noise_multiplier=0.1, adjacency="add-remove"),
+            {"participation": Poisson(0.8), "population": M},
+        ),
+    ],
+)
+def test_other_algorithms_sampled_cohorts_and_add_remove_measure_too(algorithm, options):
+    run = run_of(algorithm, evaluate_every=2, **options)
     assert 0.2 < run.history[-1]["clients_accuracy"] <= 1.0
-
-
-def test_sampled_cohorts_and_add_remove_measure_too():
-    algorithm = dp_fedavg(clip=0.5, noise_multiplier=0.1, adjacency="add-remove")
-    run = run_of(algorithm, participation=Poisson(0.8), population=M)
-    assert "clients_accuracy" in run.history[-1]
-    run = run_of(dp_fedavg(clip=0.5, noise_multiplier=0.1), participation=FixedSize(40))
-    assert "clients_accuracy" in run.history[-1]
 
 
 def test_fit_measures_and_says_so(tmp_path):
@@ -295,40 +299,24 @@ def test_refusals():
         run_of(evaluate="client")
 
 
-PROBLEMS = ["classes", "binary", "numbers", "uneven", "deep"]
-
-
 @long
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_intervals_of_whole_runs_cover_in_95_per_cent(problem):
-    """200 seeds: 92 to 98% is two standard errors on either side, so this is for looking, with a wider bound for failing."""
-    kind = problem if problem in ("binary", "numbers") else "classes"
+@pytest.mark.parametrize("kind", ["classes", "binary", "numbers"])
+def test_intervals_of_whole_runs_cover_in_95_per_cent(kind):
+    """200 seeds and clients of uneven sizes. 95% has a standard error of 1.5%, and four of them are allowed."""
     x, y = rows_of(kind, clients=300, rows=12)
-    sizes = [1 + (7 * n) % 12 if problem == "uneven" else 12 for n in range(300)]
+    sizes = [1 + (7 * n) % 12 for n in range(300)]
     clients = Federation.from_clients([(a[:n], b[:n]) for a, b, n in zip(x, y, sizes, strict=True)])
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)) if problem == "deep" else model_for(kind)
-    loss = "bce" if kind == "binary" else None
     covered: dict[str, list[bool]] = {}
     for seed in range(200):
-        run = train(
-            model,
-            clients,
-            dp_fedavg(clip=0.5, target_epsilon=16.0),
-            local=LOCAL,
-            rounds=2,
-            execution=Execution(seed=seed),
-            loss=loss,
-            evaluate=Evaluation("clients", every=2),
-        )
+        given = {"clients": clients, "rounds": 2, "execution": Execution(seed=seed), "evaluate_every": 2}
+        run = run_of(dp_fedavg(clip=0.5, target_epsilon=16.0), kind, **given)
         for key, value in truth(run, kind, clients).items():
             if not key.endswith(("_low", "_high")) and key in run.history[-1]:
                 low, high = (run.history[-1][f"{key}_{end}"] for end in ("low", "high"))
                 covered.setdefault(key, []).append(low * (1 - 1e-9) <= value <= high * (1 + 1e-9))
     for key, found in covered.items():
-        print(f"{problem:8} {key:22} {sum(found)} of {len(found)}: {sum(found) / len(found):.1%}")
         assert len(found) > 150
-        assert sum(found) / len(found) > 0.89
+        assert sum(found) / len(found) > 0.89, key
 
 
 def dies_in_the_evaluation(after, error):
@@ -353,17 +341,6 @@ def test_callbacks_get_a_round_whose_measurement_was_interrupted_or_failed(tmp_p
     assert ["clients_loss" in record for record in heard] == [True, False]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
-
-
-def test_callbacks_get_a_round_that_the_server_could_not_measure(monkeypatch):
-    heard = []
-
-    def broken(model):
-        raise ValueError("no such file")
-
-    with pytest.raises(ValueError, match="no such file"):
-        run_of(evaluate=broken, on_round=heard.append)
-    assert [record["round"] for record in heard] == [1]
 
 
 def test_an_interrupt_in_the_last_measurement_is_the_reason_in_the_status(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ import dpfedexp
 from dpfedexp import Federation, Sgd, cdp_fedexp, dp_scaffold, ldp_fedexp, train
 from dpfedexp.config import parse
 from dpfedexp.engine import outlets
-from dpfedexp.engine.outlets import CHECKPOINT, CLOCKS, OUTLETS, recorded, right
+from dpfedexp.engine.outlets import CHECKPOINT, OUTLETS, recorded, right
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.mechanisms import Release
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
@@ -31,6 +31,22 @@ CASES = {
     "local": ldp_fedexp(clip=0.3, noise_multiplier=0.7),
     "scaffold": dp_scaffold(clip=0.3, noise_multiplier=1.0),
 }
+CLOCKS = {
+    "audit.*": "audits measure mechanisms on synthetic clients",
+    "cli.selection": "the one date that all files of the folder get",
+    "cli.train": "the default name of a folder has the time at which the run was started",
+    "engine.open_run": "the one date that all files of the folder get",
+    "engine.ranks": "watches the other ranks",
+    "engine.engine": "`seconds` of a record, which `recorded` leaves out of a secure run",
+    "engine.run": "the one date that all files of the folder get",
+    "flower.guard": "the note of a charge in the node's own ledger, which stays with the node",
+    "flower.local_deployment": "waits for processes of a federation on this machine, and dates its certificates",
+    "flower.cohort": "waits for nodes, replies and the helper; what the server's own log says of it has Flower's time of day",
+    "flower.site": "waits for the app and for requests",
+    "machine": "the time left of a bar, which a sweep of secure runs does not show",
+    "trainers.*": "measures trainers on synthetic clients",
+}
+"""Every module that reads a clock (its name in the package), and why none of its times leaves a secure run."""
 
 
 def federation(replaced=0):

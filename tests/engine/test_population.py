@@ -113,7 +113,7 @@ def test_the_mean_moves_by_one_standard_deviation_where_mu_is_1(monkeypatch):
     assert gdp.epsilon(mu, 1e-5) == pytest.approx(done.privacy.epsilon_total, rel=1e-3)
 
 
-def test_a_poisson_round_divides_by_the_declared_cohort_whoever_is_there(monkeypatch):
+def test_a_poisson_round_divides_by_the_declared_cohort_whatever_the_draw(monkeypatch):
     """The first 29 draws are the same with one client more, so only that one can move the sum."""
     quiet(monkeypatch)
     options = {"participation": Poisson(0.5), "population": 20}
@@ -187,6 +187,6 @@ def test_a_population_is_a_positive_whole_number(wrong):
 
 
 def test_a_fixed_cohort_of_everybody_is_refused_under_add_remove():
-    """Declared and present need not be the same: with one more there, it would push somebody out at the price of a full round."""
+    """The declared number may differ from the present one: one client more would push another out at the price of a full round."""
     with pytest.raises(InputError, match=r"cohort of 29 of 29 clients .* Full\(\)"):
         run(OTHERS, AVERAGE, participation=FixedSize(M), population=M)

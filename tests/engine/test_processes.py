@@ -109,7 +109,7 @@ def from_settings(folder: Path) -> None:
 
 def from_a_script(folder: Path) -> None:
     """A script that makes a new random model whenever it is run. The rate is voted on before the first round."""
-    torch.manual_seed(0 if not checkpoint.exists(folder) else random.SystemRandom().getrandbits(32))
+    torch.manual_seed(0 if not (folder / checkpoint.CHECKPOINT).exists() else random.SystemRandom().getrandbits(32))
     model, work = nn.Linear(3, 1, bias=False), Sgd(lr="auto", steps=2)
     execution = Execution(device="cpu", trainer="loop")
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
@@ -137,7 +137,7 @@ def check_that_everything_released_was_charged(folder: Path) -> int:
     """From the files alone: how many rounds are complete."""
     metrics = folder / "metrics.jsonl"
     if not (folder / "ledger.jsonl").exists():
-        assert not checkpoint.exists(folder)
+        assert not (folder / checkpoint.CHECKPOINT).exists()
         assert not metrics.exists()
         return 0
     votes = sum(entry.round == 0 for entry in entries(folder))
@@ -320,7 +320,7 @@ class Remembers(nn.Module):
 
 
 class InterruptedHere(nn.Linear):
-    """Somebody presses Ctrl-C on rank 0 in the middle of a round."""
+    """Ctrl-C on rank 0 in the middle of a round."""
 
     def forward(self, x):
         if distributed.rank() == 0 and len(x) == 4:

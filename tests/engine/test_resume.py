@@ -214,7 +214,7 @@ def test_a_folder_that_was_taken_back_as_a_whole_is_refused(tmp_path):
             run(tmp_path)
     # An older ledger with its own head, beside the newest checkpoint and without it.
     put(tmp_path, seen[-1] | {name: seen[1][name] for name in FILES[:2]})
-    with pytest.raises(LedgerError, match="written after 4 charges, but the ledger holds 2"):
+    with pytest.raises(LedgerError, match=r"with 2 charges, is not the one that belongs to .* written after 4"):
         run(tmp_path)
     (tmp_path / CHECKPOINT).unlink()
     with pytest.raises(LedgerError, match="rolled back"):

@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -37,7 +35,6 @@ from dpfedexp.models import linear_regression
 from tests.engine.plain import cases, plain_update
 from tests.engine.small import regression_run, weights
 from tests.optimizers import Adagrad
-from tests.sizes import long
 
 M, D = 30, 12
 PROBLEM = synthetic_regression(M, D, seed=1)
@@ -125,13 +122,6 @@ def test_scaffold_can_follow_the_reports_instead(monkeypatch):
 def test_the_rules_move_alike_where_noise_vanishes(make, numerators):
     first, *others = (weights(run(make(clip=0.3, noise_multiplier=1e-9, numerator=n))) for n in numerators)
     assert all(torch.allclose(first, other, rtol=1e-4, atol=1e-5) for other in others)
-
-
-def test_fedprox_and_server_rate_do_what_they_say():
-    plain, pulled = weights(run(fedavg())), weights(run(fedavg(), local=Sgd(lr=0.02, steps=3, proximal=5.0)))
-    assert float(pulled.norm()) < float(plain.norm())
-    one, two = weights(run(fedavg(), rounds=1)), weights(run(fedavg(server_rate=2.0), rounds=1))
-    assert torch.allclose(2 * one, two, atol=1e-6)
 
 
 def test_a_poisson_round_without_any_client_releases_noise_and_goes_on():
@@ -231,28 +221,6 @@ def test_a_budget_stops_before_the_round_that_would_exceed_it():
 def test_wrong_input_is_one_sentence_that_names_the_field(make, named):
     with pytest.raises(InputError, match=named):
         make()
-
-
-@long
-def test_memory_does_not_grow_with_the_number_of_clients():
-    """Peak resident memory of a child process at M = 1,000 and many more, equal chunks, less the data themselves."""
-    program = """
-import resource, sys, torch
-torch.set_num_threads(1)
-from dpfedexp import Execution, Sgd, ldp_fedexp, train
-from dpfedexp.models import linear_regression
-from tests.generated import GeneratedClients
-clients = GeneratedClients(int(sys.argv[1]), 1, lambda ids: (torch.randn(len(ids), 1, 200), torch.randn(len(ids), 1)))
-algorithm = ldp_fedexp(clip=0.3, noise_multiplier=0.7)
-given = {'local': Sgd(lr=0.001, steps=2), 'rounds': 1, 'execution': Execution(chunk_size=250), 'progress': False}
-train(linear_regression(200), clients, algorithm, **given)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-    peaks = [
-        int(subprocess.run([sys.executable, "-c", program, str(m)], capture_output=True, text=True, check=True).stdout)
-        for m in (1_000, 20_000)
-    ]
-    assert peaks[1] < 1.1 * peaks[0]
 
 
 def test_frozen_parameters_and_the_users_own_model_stay_as_they_were():

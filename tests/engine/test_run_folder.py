@@ -222,16 +222,6 @@ def test_an_interrupted_command_goes_on_and_ends_like_a_whole_one(tmp_path, monk
         assert (broken / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_resuming_with_other_settings_names_them_as_the_file_does(tmp_path):
-    train(tmp_path, "run")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(
-        InputError, match=r"algorithm\.clip is 0\.4 here and 0\.3 there; run\.seed is 2 here and 0 there"
-    ):
-        train(tmp_path, "run", "--set", "algorithm.clip=0.4", "--set", "run.seed=2")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
-
-
 def test_a_second_run_in_the_same_folder_leaves_the_metrics_of_the_first_alone(tmp_path, monkeypatch):
     original = RunFolder.record
 

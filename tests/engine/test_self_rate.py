@@ -179,7 +179,7 @@ def test_a_client_whose_loss_rose_sends_nothing_and_says_so():
     [(AdamW(lr="auto", steps=3), fedavg()), *sized([], [(AUTO, dp_fedavg(clip="adaptive", target_epsilon=8.0))])],
 )
 def test_the_rate_ends_where_the_best_of_a_grid_is(clients, local, algorithm):
-    """Nobody starts it anywhere: the loss is within a tenth of the start's of the best of a grid, for any optimizer."""
+    """Without any starting value the loss is within a tenth of the start's of the best of a grid, for any optimizer."""
 
     def loss(local):
         made = run(clients, algorithm, local=local, rounds=10)
@@ -209,7 +209,7 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
         return rows
 
     monkeypatch.setattr(Simulation, "places", watched)
-    monkeypatch.setattr("dpfedexp.engine.engine.rate_from_votes", lambda means, doubt: 0.1)
+    monkeypatch.setattr("dpfedexp.core.local_rate.rate_from_votes", lambda means, doubt: 0.1)
     given = {"local": AUTO, "rounds": 1, "secure": True, "execution": "cpu"}
     replaced, found = 7, []
     for other in (1.0, 1e4):

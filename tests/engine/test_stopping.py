@@ -28,8 +28,8 @@ def returns(record):
     ("on_round", "reason", "source"),
     [
         (raises(Stop("enough", source="private")), "enough", "private"),
-        (raises(StopIteration), "on_round stopped it", "unknown"),
-        (raises(StopIteration("low enough")), "low enough", "unknown"),
+        (raises(Stop), "on_round stopped it", "unknown"),
+        (raises(Stop("low enough")), "low enough", "unknown"),
         ([lambda record: None, returns], "enough", "public"),
     ],
 )

@@ -10,11 +10,11 @@ from torch import nn
 
 from dpfedexp import (
     Candidate,
-    Execution,
     Federation,
     Poisson,
     Run,
     Sgd,
+    Stop,
     cdp_fedexp,
     dp_fedavg,
     dp_scaffold,
@@ -87,7 +87,8 @@ def test_half_of_the_candidates_go_after_each_phase_and_all_phases_take_a_fifth_
 
 @pytest.mark.parametrize("participation", [None, Poisson(0.5)])
 def test_every_client_is_in_one_group_and_groups_change_from_round_to_round(participation):
-    engine = engine_of(problem(), [GOOD, BAD, Sgd(lr=0.1, steps=3)], participation=participation)
+    algorithm = cdp_fedexp(clip="adaptive", noise_multiplier=1.0)
+    engine = engine_of(problem(), [GOOD, BAD, Sgd(lr=0.1, steps=3)], algorithm, participation=participation)
     drawn = [torch.cat([engine.cohort.drawn(one) for one in requests(engine, number)]) for number in (1, 2)]
     for cohort in drawn:
         assert len(cohort.unique()) == len(cohort)
@@ -183,7 +184,7 @@ def test_a_run_that_is_interrupted_in_a_tournament_ends_as_if_it_had_not_been(tm
     candidates, few = [GOOD, BAD, net(4)], problem(18)
     given = {"secure": secure, "rounds": 10}
     whole = run(candidates, few, **given)
-    for number in (1, 2, 3):
+    for number in (2,) if secure else (1, 2, 3):
         folder = tmp_path / str(number)
         with monkeypatch.context() as patch:
             crash_in(patch, Engine, "step", number, before=True)
@@ -198,7 +199,7 @@ def test_a_run_that_is_interrupted_in_a_tournament_ends_as_if_it_had_not_been(tm
 
 def test_a_run_that_a_callback_stops_in_a_tournament_claims_what_it_had_planned(tmp_path):
     def stop(record):
-        raise StopIteration
+        raise Stop
 
     made = run([GOOD, BAD, Sgd(lr=0.1, steps=3)], on_round=stop, out=tmp_path / "r")
     assert len(made.history) == 1
@@ -223,10 +224,3 @@ def test_a_run_that_a_callback_stops_in_a_tournament_claims_what_it_had_planned(
 def test_what_cannot_be_compared_is_refused_with_its_sentence(candidates, options, sentence):
     with pytest.raises(InputError, match=sentence):
         run(candidates, **options)
-
-
-def test_a_second_fit_on_the_same_ledger_states_what_both_cost():
-    ledger, given = Ledger.in_memory(), {"epsilon": 8, "rounds": 2}
-    first = fit(net(3), problem(), ledger=ledger, **given)
-    second = fit(net(3), problem(), ledger=ledger, execution=Execution(seed=1), **given)
-    assert first.privacy.epsilon_total <= 8.0 < second.privacy.epsilon_total

@@ -141,12 +141,11 @@ def test_a_run_without_a_claim_fails_and_is_explained_from_its_ledger(run):
     assert (statement.rounds, statement.clients, statement.algorithm) == (10, 1000, "CDP-FedEXP")
 
 
-@pytest.mark.parametrize(("said", "reporting"), [(800, 800), ("many", 0), (-1, 0), (True, 0)])
-def test_without_a_claim_the_header_says_how_many_report_or_nobody_counts_as_reporting(said, reporting, tmp_path):
-    with Ledger.create(tmp_path / "ledger.jsonl", clients=1000, reporting=said) as ledger:
+def test_without_a_claim_no_client_counts_as_reporting(tmp_path):
+    with Ledger.create(tmp_path / "ledger.jsonl", clients=1000) as ledger:
         ledger.charge(0, local(0.7))
     statement = recompute(tmp_path)
-    assert (statement.reporting, statement.models_only is not None) == (reporting, reporting > 0)
+    assert (statement.reporting, statement.models_only) == (0, None)
 
 
 def test_without_a_claim_a_stopped_run_costs_what_was_planned(run):

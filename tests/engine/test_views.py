@@ -1,4 +1,4 @@
-"""A run and its statement where somebody looks at them: a short repr, escaped HTML, a figure without a display; and exports."""
+"""Views of a run and its statement: a short repr, escaped HTML, a figure without a display; and exports."""
 
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -61,14 +61,3 @@ def test_the_trained_model_is_exported_by_torch(run):
     inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     program = torch.export.export(run.model, (inputs,))
     assert torch.equal(program.module()(inputs), run.model(inputs))
-
-
-def test_the_trained_model_is_exported_as_onnx(run, tmp_path):
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
-    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    torch.onnx.export(run.model, (inputs,), tmp_path / "model.onnx", dynamo=True, verbose=False)
-    evaluated = onnx.reference.ReferenceEvaluator(onnx.load(tmp_path / "model.onnx"))
-    (outputs,) = evaluated.run(None, {evaluated.input_names[0]: inputs.numpy()})
-    # Single precision, three products to a sum.
-    assert torch.allclose(torch.from_numpy(outputs), run.model(inputs), atol=1e-6)

@@ -67,7 +67,7 @@ def test_votes_change_neither_the_clients_nor_the_noise_of_an_update():
     assert torch.equal(ours.w, theirs.w)
 
 
-def test_a_secure_run_answers_in_shapes_whose_last_rows_are_nobodys():
+def test_a_secure_run_answers_in_padded_shapes():
     secure = {"secure": True, "execution": Execution(chunk_size=8)}
     made = simulation(cdp_fedexp(clip="adaptive", noise_multiplier=1e-4), **secure)
     assert made.cohort.unit is not None
@@ -82,7 +82,7 @@ def test_a_secure_run_answers_in_shapes_whose_last_rows_are_nobodys():
     )
 
 
-def test_an_empty_client_answers_too_and_a_cohort_of_nobody_has_votes_of_zero():
+def test_an_empty_client_answers_too_and_an_empty_cohort_has_votes_of_zero():
     some = Federation.from_clients([(torch.ones(n, D), torch.zeros(n)) for n in (0, 2, 3)])
     made = simulation(fedavg(), some)
     _, found, _ = rounds_of(made)
@@ -100,7 +100,7 @@ def test_an_empty_client_answers_too_and_a_cohort_of_nobody_has_votes_of_zero():
         (lambda r, c, u: torch.zeros(3, 2), r"the votes have shape \(3, 2\)"),
     ],
 )
-def test_votes_that_nobody_answers_are_one_sentence_and_cost_nothing(ballots, reason):
+def test_votes_without_answers_are_one_sentence_and_cost_nothing(ballots, reason):
     made, ledger = simulation(cdp_fedexp(clip=0.3, noise_multiplier=1.0), ballots=ballots), Ledger.in_memory()
     with pytest.raises(InputError, match=reason):
         made.step(made.begin(), ledger)

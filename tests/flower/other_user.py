@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NOBODY, STRANGER = 65534, 65533
+APP_USER, STRANGER = 65534, 65533
 """Two users without rights: the apps' and another one of the same machine."""
 _VIEW = """
 set -e
@@ -32,14 +32,14 @@ def as_user(command: list[str], user: int) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", _VIEW, "sh", str(base), str(closed[-1]), *drop, *command]
 
 
-def as_nobody(command: list[str]) -> list[str]:
-    return as_user(command, NOBODY)
+def as_app_user(command: list[str]) -> list[str]:
+    return as_user(command, APP_USER)
 
 
 @functools.cache
-def can_be_nobody() -> bool:
+def can_switch_user() -> bool:
     """Whether this machine lets the tests start Python as another user."""
     if os.name != "posix" or os.geteuid() != 0 or shutil.which("setpriv") is None:
         return False
-    asked = as_nobody([sys.executable, "-c", "import os; print(os.getuid())"])
-    return subprocess.run(asked, capture_output=True, text=True).stdout.strip() == str(NOBODY)
+    asked = as_app_user([sys.executable, "-c", "import os; print(os.getuid())"])
+    return subprocess.run(asked, capture_output=True, text=True).stdout.strip() == str(APP_USER)

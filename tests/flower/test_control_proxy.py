@@ -37,7 +37,7 @@ def nginx(name: str, place: Path, changes: dict[str, str], port: int) -> Iterato
         assert old in text, f"{name} has no {old}"
         text = text.replace(old, new)
     (place / name).write_text(text)
-    # Started by root, nginx would answer as nobody.
+    # Started by root, nginx would answer as another user.
     same_user = ["-g", "user root;"] if os.getuid() == 0 else []
     with open(place / "error.log", "wb") as log:
         process = subprocess.Popen([str(NGINX), "-e", "stderr", "-c", str(place / name), *same_user], stderr=log)

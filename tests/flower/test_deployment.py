@@ -40,7 +40,7 @@ from .app_folder import (
     make_app,
     wait_until,
 )
-from .other_user import as_nobody, can_be_nobody
+from .other_user import as_app_user, can_switch_user
 
 NETWORK = "127.0.0.2"
 """An address of loopback that stands for the network: nodes connect to it, and what listens on 127.0.0.1 is not there."""
@@ -157,14 +157,14 @@ def control_is_closed_to_nodes(deployment: Deployment, place: Path) -> None:
         assert status == expected, path
     with socket.socket() as probe:
         assert probe.connect_ex((NETWORK, deployment.control_port)) != 0, "Control must be on 127.0.0.1 alone"
-    if can_be_nobody():
+    if can_switch_user():
         asked = f"import socket, ssl; s = socket.create_connection(('127.0.0.1', {deployment.control_port})); "
         asked += (
             "c = ssl._create_unverified_context().wrap_socket(s); c.sendall(b'POST /v1/control/list-runs HTTP/1.1\\r\\n"
         )
         asked += "Host: x\\r\\nContent-Length: 0\\r\\n\\r\\n'); print(c.recv(15))"
         other = subprocess.run(
-            as_nobody([sys.executable, "-c", asked]), capture_output=True, text=True, timeout=PATIENCE
+            as_app_user([sys.executable, "-c", asked]), capture_output=True, text=True, timeout=PATIENCE
         )
         assert "HTTP/1.1 404" in other.stdout, "another user of the server's machine has no more rights than a node"
 
@@ -277,7 +277,7 @@ def nodes_kept_their_own_ledger_over_runs_and_restarts(place: Path) -> None:
 
 
 def unregistered_node_was_refused(deployment: Deployment, stranger: subprocess.Popen) -> None:
-    """A fourth SuperNode with a key that nobody registered ended at once, and took part in nothing (3 were asked above)."""
+    """A fourth SuperNode with a key that was not registered ended at once, and took part in nothing (3 were asked above)."""
     try:
         assert stranger.wait(60) != 0
     finally:

@@ -116,7 +116,7 @@ def test_nothing_is_released_when_the_anchor_cannot_be_moved(algorithm, tmp_path
 
 
 @pytest.mark.parametrize("algorithm", [CDP, pytest.param(LDP, marks=long)], ids=["central", "local"])
-def test_a_crash_at_any_write_leaves_no_release_uncharged_and_locks_nobody_out(algorithm, tmp_path, monkeypatch):
+def test_a_crash_at_any_write_leaves_no_release_uncharged_and_no_lock(algorithm, tmp_path, monkeypatch):
     """Every write to disk of a run of two rounds in turn is the last one that happens."""
     for write in itertools.count(1):
         place, shown = tmp_path / str(write), [0]

@@ -452,7 +452,7 @@ def test_a_mechanism_whose_constants_do_not_exist_is_a_sentence_and_costs_nothin
 
 
 @pytest.mark.parametrize("mechanism", [LocalGaussian(0.3, 9.0), PrivUnit(0.3, 4)], ids=["gaussian", "privunit"])
-def test_a_crash_at_any_write_charges_every_answer_and_locks_nobody_out(mechanism, tmp_path, monkeypatch):
+def test_a_crash_at_any_write_charges_every_answer_and_leaves_no_lock(mechanism, tmp_path, monkeypatch):
     """Each write of two answers for two clients of a node in turn is the last one that happens."""
     _, each = node_charge(mechanism, 2)
     for write in itertools.count(1):
@@ -486,6 +486,7 @@ def test_a_guard_that_is_set_to_nothing_is_not_taken_for_none(config, environmen
         ({"max_clip": 0.0}, "max_clip"),
         ({"max_epsilon_total": -1.0}, "max_epsilon_total"),
         ({"mechanisms": ["privunits"]}, "privunits"),
+        *(({"overrides": wrong}, "overrides is .* a list of settings") for wrong in ("federation.folder", [1], True)),
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused_by_its_name(changes, field, tmp_path):
@@ -514,11 +515,3 @@ def test_the_central_guard_file_of_the_page_admits_four_runs_of_the_template_at_
             for one in requests:
                 guard.admit(one, run=str(name))
         assert admitted_of(guard, requests, "above its max_epsilon_total of 20") < len(requests)
-
-
-@pytest.mark.parametrize("wrong", ['"federation.folder"', "[1]", "true"])
-def test_overrides_are_a_list_of_names(tmp_path, wrong):
-    path = guard_file(tmp_path)
-    path.write_text(f"overrides = {wrong}\n" + path.read_text())
-    with pytest.raises(InputError, match=r"guard: overrides is .* must be a list of settings"):
-        Guard.load(path)

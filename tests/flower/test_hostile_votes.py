@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
@@ -14,7 +13,6 @@ from dpfedexp import Sgd, cdp_fedexp, fedavg
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE
 from dpfedexp.core.client_metrics import EVALUATION
-from dpfedexp.core.local_rate import MIN_RATE, next_rate
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp
@@ -159,6 +157,10 @@ def test_a_helper_answers_each_vote_once_and_no_other_question(tmp_path):
             file.admit(round_of(other, number=number, columns=13), other)
 
 
+def stop(record):
+    raise StopIteration
+
+
 def test_one_client_with_an_unreadable_reply_stops_no_vote(tmp_path):
     """The attack: a header with an unhashable key ended the server, and did so again after every resume."""
     federation, model = problem()
@@ -174,13 +176,14 @@ def test_one_client_with_an_unreadable_reply_stops_no_vote(tmp_path):
         return Message(RecordDict({REPORT: ArrayRecord({"vector": array}), REQUEST: fields}), reply_to=message)
 
     grid = LoopbackGrid(flower_app(federation, model, LOCAL), M, run_config=CONFIG, reply_of=spoilt)
-    strategy = DpFedExp(ALGORITHM, clients=M, rounds=ROUNDS, folder=tmp_path, local=LOCAL, node_timeout=1, **MEASURING)
+    given = {"clients": M, "rounds": ROUNDS, "folder": tmp_path, "local": LOCAL, "node_timeout": 1, **MEASURING}
+    strategy = DpFedExp(ALGORITHM, on_round=stop, **given)
     strategy.start(grid, ArrayRecord(model.state_dict()), timeout=1)
     assert strategy.history[0]["refused"] == 1
 
 
 def failing(times, group):
-    """Nobody answers messages of this group so many times."""
+    """No node answers messages of this group so many times."""
     left = [times * M]
 
     def lost(message, reply):
@@ -216,9 +219,6 @@ def test_a_vote_that_was_released_is_not_asked_again_and_the_folder_says_what_wa
 
 
 def test_a_run_that_stopped_after_one_round_verifies_and_a_smaller_claim_does_not(tmp_path):
-    def stop(record):
-        raise StopIteration
-
     strategy = flower(ALGORITHM, LOCAL, tmp_path, on_round=stop)
     assert strategy.run.stopped
     assert outcome(verify_run(tmp_path)) == "holds"
@@ -241,11 +241,3 @@ def test_votes_without_privacy_are_charged_as_such(tmp_path):
     with pytest.raises(RoundFailed):
         strategy.start(grid, ArrayRecord(model.state_dict()), timeout=0.1)
     assert [entry.round for entry in Ledger.open(tmp_path / "ledger.jsonl", read_only=True).entries] == [0]
-
-
-def test_the_rate_falls_to_no_less_than_its_least():
-    rate = 0.1
-    for _ in range(2000):
-        rate, _ = next_rate(rate, 0.0, 0.0, 0.0)
-    assert rate == MIN_RATE > 0
-    assert np.float32(rate) > 0

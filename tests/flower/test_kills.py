@@ -93,7 +93,7 @@ def purpose_of(entry) -> str:
 def check(folder: Path, kills: list[str]) -> None:
     """From the files alone: whatever was released has a charge, and the verification says what is true."""
     if not (folder / "ledger.jsonl").exists():
-        assert not checkpoint.exists(folder), kills
+        assert not (folder / checkpoint.CHECKPOINT).exists(), kills
         return
     charged, progress = charges(folder), checkpoint.read_progress(folder)
     rounds = [entry.round for entry in charged if not entry.event.question]

@@ -26,9 +26,9 @@ from dpfedexp.flower.site import ACQUIRE, NO_REPORT, serve_runtime
 from tests.sizes import long
 
 from .app_folder import LOCAL, PATIENCE, QUICK, make_app, run_app, wait_until
-from .other_user import NOBODY, STRANGER, as_user, can_be_nobody
+from .other_user import APP_USER, STRANGER, as_user, can_switch_user
 
-as_others = pytest.mark.skipif(not can_be_nobody(), reason="only root on Linux can start processes as other users")
+as_others = pytest.mark.skipif(not can_switch_user(), reason="only root on Linux can start processes as other users")
 
 ATTACK = """
 import json, sys, time
@@ -132,9 +132,9 @@ class Apart(Deployment):
         place = self.folder.parent
         home, secret, authority = place / f"home-{name}", place / f"{name}.secret", place / f"{name}.ca"
         home.mkdir()
-        os.chown(home, NOBODY, NOBODY)
+        os.chown(home, APP_USER, APP_USER)
         secret.write_bytes(os.urandom(32))
-        os.chown(secret, 0, NOBODY)
+        os.chown(secret, 0, APP_USER)
         secret.chmod(0o640)
         node = super()._spawn([*command, "--isolation", "process", "--superexec-auth-secret-file", str(secret)], name)
         shutil.copyfile(self.certificates.authority, authority)
@@ -146,7 +146,7 @@ class Apart(Deployment):
         options += ["--superexec-auth-secret-file", str(secret)]
         with open(self.folder / f"{name}-app.log", "ab") as log:
             subprocess.Popen(
-                as_user([*(flowers if name == "supernode0" else ours), *options], NOBODY),
+                as_user([*(flowers if name == "supernode0" else ours), *options], APP_USER),
                 env={**self.environment, "FLWR_HOME": str(home), "HOME": str(home)},
                 cwd=home,
                 stdin=subprocess.DEVNULL,
@@ -217,7 +217,9 @@ def test_an_app_reads_no_secret_and_gets_nothing_out_and_a_stranger_gets_no_task
     assert f"a process of user {STRANGER} requested the app's task and was refused" in log
     for index in (0, 1):
         found = json.loads((shared / f"node{index}.json").read_text())
-        assert (found["user"], found["core"], found["opened"]) == (NOBODY, [0, 0], []), "the app saw files of the site"
+        assert (found["user"], found["core"], found["opened"]) == (APP_USER, [0, 0], []), (
+            "the app saw files of the site"
+        )
         assert index == 0 or (found["dumpable"] == 0 and "token" not in found["words"])
     assert all(re.search(r"Max core file size +0 +0 ", text) for text in limits)
 
@@ -279,10 +281,10 @@ def ask_as(user: int, port: int, *asked: str, script: str = "") -> list[int]:
 def test_only_the_user_who_has_shown_the_secret_is_answered():
     task = "/v1/runtime/pull-task-input"
     with gate(other_user=True) as port:
-        assert ask_as(NOBODY, port, task, ACQUIRE, ACQUIRE + "=wrong", task) == [404, 401, 401, 404]
-        assert ask_as(NOBODY, port, ACQUIRE + "=right", task) == [200, 200]
+        assert ask_as(APP_USER, port, task, ACQUIRE, ACQUIRE + "=wrong", task) == [404, 401, 401, 404]
+        assert ask_as(APP_USER, port, ACQUIRE + "=right", task) == [200, 200]
         assert ask_as(STRANGER, port, task, ACQUIRE, ACQUIRE + "=wrong", task, "/docs") == [404, 401, 401, 404, 404]
-        assert ask_as(NOBODY, port, task) == [200], "another process of the same user, as every app is"
+        assert ask_as(APP_USER, port, task) == [200], "another process of the same user, as every app is"
     with gate(other_user=False) as port:
         assert ask_as(os.geteuid(), port, ACQUIRE, task) == [200, 200]
         assert ask_as(STRANGER, port, ACQUIRE, task) == [404, 404], (
@@ -296,13 +298,13 @@ def test_an_app_that_may_dump_core_gets_no_task(public_place, caplog):
     script = public_place / "flower-superexec"
     script.write_text(ASK)
     with gate(other_user=True) as port:
-        assert ask_as(NOBODY, port, ACQUIRE + "=right", script=str(script)) == [200]
-        command = as_user([sys.executable, str(script), str(port), "more", ACQUIRE + "=right"], NOBODY)
+        assert ask_as(APP_USER, port, ACQUIRE + "=right", script=str(script)) == [200]
+        command = as_user([sys.executable, str(script), str(port), "more", ACQUIRE + "=right"], APP_USER)
         raised = ["prlimit", "--core=4096:4096", *command]
         done = subprocess.run(raised, capture_output=True, text=True, timeout=PATIENCE)
         assert done.stdout.split() == ["404"], done.stderr
     assert "may dump core, with the data in it, and gets no task: start it with `dpfedexp superexec`" in caplog.text
-    assert core_dumpers(NOBODY) == []
+    assert core_dumpers(APP_USER) == []
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp6"), reason="only Linux tells whose a connection is")

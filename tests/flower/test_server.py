@@ -226,7 +226,7 @@ def test_poisson_sampling_is_drawn_from_system_entropy_at_its_rate():
     assert len(set(drawn)) > 5
 
 
-def test_a_poisson_round_in_which_nobody_is_drawn_releases_noise(tmp_path, monkeypatch):
+def test_an_empty_poisson_round_releases_noise(tmp_path, monkeypatch):
     monkeypatch.setattr("dpfedexp.flower.cohort.choose", lambda *_: {})
     strategy, result = start(tmp_path, CDP, participation=Poisson(0.5))
     assert strategy.state.round == 1

@@ -180,7 +180,7 @@ def hostile(content):
 REPORTED = {
     "rows in another array record": hostile({**honest(), "rows": arrays({"x": SECRET})}),
     "rows in metrics": hostile({**honest(), "m": MetricRecord({"rows": SECRET.tolist()})}),
-    "rows in the votes that nobody asked for": hostile(
+    "rows in votes that were not requested": hostile(
         {**honest(), "dpfedexp.votes": MetricRecord({"loss": SECRET.tolist()})}
     ),
     "text in a config record": hostile({**honest(), "c": ConfigRecord({"who": WORD})}),

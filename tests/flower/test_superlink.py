@@ -126,7 +126,9 @@ def test_a_loopback_connection_is_known_by_its_user(monkeypatch):
             assert not is_own_user({"client": None, "server": None})
             monkeypatch.undo()
             client.shutdown(socket.SHUT_RDWR)
-        assert not is_own_user(scope), "the kernel lists a socket that was closed as root's, whoever opened it"
+        assert not is_own_user(scope), (
+            "the kernel lists a socket that was closed as root's, even if another user opened it"
+        )
 
 
 def test_what_would_open_it_is_refused(keys):
@@ -224,7 +226,7 @@ class Link:
         """What an honest node does; True for every object that it uploads."""
         message = self.reply(node, records)
         response, parts = self.push(node, message), get_all_nested_objects(message)
-        assert set(response.objects_to_push) == set(parts), "all of it is asked for, whoever has sent the same"
+        assert set(response.objects_to_push) == set(parts), "all of it is requested, even if another node sent the same"
         assert all(self.upload(node, response.session_id, key, parts[key].deflate()) for key in parts)
         return message
 
@@ -253,7 +255,7 @@ def test_an_honest_exchange_passes(link):
         assert all(link.store.get(key) for key in get_all_nested_objects(sent))
 
 
-def test_nobody_answers_in_anothers_name(link):
+def test_no_node_answers_in_anothers_name(link):
     link.pull(HOSTILE)
     forged = link.reply(VICTIM, content(9.0))
     with pytest.raises(HTTPException) as refused:
@@ -263,7 +265,7 @@ def test_nobody_answers_in_anothers_name(link):
 
 
 def test_a_guess_of_anothers_update_is_not_confirmed(link):
-    """The victim has no data, so its update is all zeros; whoever knows that can compute the names of all its objects."""
+    """The victim has no data, so its update is all zeros; an attacker who knows that can compute the names of all its objects."""
 
     def all_that_the_hostile_node_sees(link: Link) -> list:
         link.pull(HOSTILE)

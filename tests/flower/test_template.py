@@ -117,7 +117,7 @@ def test_up_run_and_down_as_a_user_types_them(tmp_path):
         assert float(torch.linalg.vector_norm(load_file(out / "checkpoint.safetensors")["w"])) > 0
         assert len(Ledger.open(tmp_path / "guard.node0.ledger.jsonl", read_only=True)) == 1
         assert app_hash(app) in (tmp_path / "guard.node0.toml").read_text()
-        assert "Stopped" in _dpfedexp(app, "down").stdout
+        assert "Stopped" in _in_process(app, "down")
         assert belonging_to(app / ".up" / "flwr-home") == [], "`down` must stop everything that `up` started"
         assert "No nodes are up" in _in_process(app, "down")
     finally:
@@ -126,7 +126,7 @@ def test_up_run_and_down_as_a_user_types_them(tmp_path):
 
 
 def _in_process(folder: Path, word: str) -> str:
-    """What a command says that starts nothing."""
+    """What a command says that starts no process."""
     done = CliRunner().invoke(cli, ["flower", word, str(folder)], env=environment())
     return f"{done.output}{done.exception}"
 
@@ -143,6 +143,7 @@ def _dpfedexp(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@long
 @pytest.mark.usefixtures("alone")
 def test_up_in_the_foreground_stops_everything_at_its_end(tmp_path):
     app = make_app(tmp_path / "app")

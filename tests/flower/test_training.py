@@ -135,12 +135,6 @@ def test_a_model_that_does_not_fit_is_a_sentence():
         rows(clients=(torch.zeros(2, 5), torch.zeros(2)))
 
 
-def test_a_scheduled_rate_is_that_of_the_round():
-    local = Sgd(lr=0.4, steps=1, schedule=StepRate(every=1, factor=0.5))
-    found = [rows(0, local=each, round=2) for each in (local, Sgd(lr=0.2, steps=1))]
-    torch.testing.assert_close(*found, rtol=0, atol=1e-7)
-
-
 def test_batches_come_from_the_operating_system():
     """Two orders of 40 rows are alike less often than once in 10^40."""
     ends = []

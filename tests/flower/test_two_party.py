@@ -165,12 +165,6 @@ def test_a_client_of_the_list_that_calls_itself_a_helper_is_not_believed(tmp_pat
     assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
 
 
-def test_a_configuration_names_the_aggregation(tmp_path):
-    config = {**CONFIG, "federation.folder": str(tmp_path)}
-    assert strategy_from(config).algorithm.mechanism == "two-party"
-    assert strategy_from({**config, "algorithm.aggregation": "plain"}).algorithm.mechanism == "central-gaussian"
-
-
 def _changed_answer(kind):
     """What the helper's answer becomes on the way to the server."""
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 def once(name):
-    # The first process that comes here dies; whoever comes after it lives.
+    # The first process that comes here dies; the later ones live.
     try:
         os.close(os.open(Path(PLACE) / f"killed-{name}", os.O_CREAT | os.O_EXCL))
     except OSError:
@@ -104,7 +104,7 @@ def rounds_of(path: Path) -> list[int]:
 
 @long
 @pytest.mark.usefixtures("alone")
-def test_whoever_is_killed_has_released_nothing_uncharged_and_the_run_is_resumed(tmp_path):
+def test_a_killed_party_has_released_nothing_uncharged_and_the_run_is_resumed(tmp_path):
     """By kill -9: in round 1 a client before it answers and the helper between charge and answer, in round 2 the server app
     between the helper's answer and the release. The run is resumed each time, and whatever was answered is on every ledger."""
     (tmp_path / "helper").mkdir()

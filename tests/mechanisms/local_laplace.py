@@ -1,4 +1,4 @@
-"""A mechanism that the library does not know, as somebody would add it: one file, and one line in the registry."""
+"""A mechanism that the library does not know, as a user would add it: one file, and one line in the registry."""
 
 from __future__ import annotations
 

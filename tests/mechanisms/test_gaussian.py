@@ -124,14 +124,14 @@ def test_a_local_release_is_the_mean_over_those_who_reported(mechanism):
     sums = Sums(torch.tensor([4.0, 8.0, 2.0]).double(), torch.tensor(6.0).double(), torch.zeros(0).double(), 4)
     done = mechanism.release(sums, 100.0, None, None)
     assert (done.c_bar.tolist(), done.statistic) == ([1.0, 2.0, 0.5], 1.5)
-    nobody = mechanism.release(Sums.zero(3), 100.0, None, None)
-    assert nobody.c_bar.tolist() == [0.0] * 3
-    assert nobody.statistic == 0.0
+    empty = mechanism.release(Sums.zero(3), 100.0, None, None)
+    assert empty.c_bar.tolist() == [0.0] * 3
+    assert empty.statistic == 0.0
     # The free rule's coordinate is the last one and no part of the mean.
     sums = Sums(torch.tensor([4.0, 8.0, 2.0, 6.0]).double(), torch.tensor(0.0), torch.zeros(0), 4)
     local = LocalGaussian(1.0, 1.0, "free").release(sums, 100.0, None, None)
     assert (local.c_bar.tolist(), local.statistic) == ([1.0, 2.0, 0.5], 1.5)
-    assert LocalGaussian(0.5, 4.0).noise_variance(100.0, 0) == pytest.approx((4.0 * 0.5) ** 2), "of nobody"
+    assert LocalGaussian(0.5, 4.0).noise_variance(100.0, 0) == pytest.approx((4.0 * 0.5) ** 2), "of no clients"
 
 
 @pytest.mark.parametrize(("adjacency", "both"), [("replace-one", 2.0), ("add-remove", 1.0)])

@@ -63,7 +63,7 @@ def test_a_round_gives_the_sum_of_the_rows_and_the_helpers_noise_bit_for_bit(fil
         assert message.sealed != repeated[node].sealed
         assert not np.array_equal(message.words, repeated[node].words)
 
-    # Dropouts need no recovery: the helper answers for whoever is there.
+    # Dropouts need no recovery: the helper answers for the clients that are there.
     again = round_of(number=2)
     messages = sent(again, public_key(file), units)
     there = list(messages)[2:7]
@@ -157,7 +157,7 @@ def test_a_bad_seed_is_named_and_the_others_may_be_asked_for_again(file):
     assert charges(file) == 1
 
 
-def test_dropped_seeds_are_noticed_by_whoever_takes_the_masks_off(file):
+def test_dropped_seeds_are_noticed_when_the_masks_are_taken_off(file):
     round_ = round_of()
     messages = sent(round_, public_key(file), rows())
     answer = file.helper().answer(round_, seeds(messages)[1:])
@@ -337,7 +337,7 @@ def test_a_helper_that_is_killed_has_given_no_answer_that_it_did_not_charge(plac
     assert done.returncode == (0 if place == "never" else -signal.SIGKILL)
     assert answered == (place == "never")
     assert charges(file) == 1 + paid
-    # Whoever resumes is a new run, and is answered.
+    # A resumed run is a new run, and is answered.
     resumed = round_of(run="resumed")
     file.helper().answer(resumed, seeds(sent(resumed, public_key(file), rows())))
     assert charges(file) == 2 + paid

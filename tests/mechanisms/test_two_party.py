@@ -144,7 +144,7 @@ def test_nothing_wraps_around_for_the_largest_rows_and_noise_that_pass_the_check
     assert masked_sum(rows).tolist() == [3 * int(radius / mechanism._step)] * 2
 
 
-def test_the_charge_is_one_aggregators_noise_and_sampling_hides_nobody_from_it():
+def test_the_charge_is_one_aggregators_noise_and_sampling_hides_no_client_from_it():
     mechanism = bound("free")
     full, sampled = mechanism.event(Sampling()), mechanism.event(Sampling("poisson", 0.1))
     trusted = plain_twin(mechanism).event(Sampling())

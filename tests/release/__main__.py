@@ -90,7 +90,7 @@ def refuse_changes(root: Path, rehearsal: bool) -> None:
 
 
 def pack_again(sdist: Path, epoch: int) -> None:
-    """Replaces a source distribution by one with the same files in a fixed order, with one date and nobody's name.
+    """Replaces a source distribution by one with the same files in a fixed order, with one date and no user name.
 
     setuptools packs the times, owners and permissions that files happen to have; a wheel it dates by SOURCE_DATE_EPOCH.
     """

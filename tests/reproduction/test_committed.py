@@ -25,11 +25,12 @@ from reproduction.suite.suite_runs import Lines, Place
 from dpfedexp.engine import plot
 from dpfedexp.report.document import Section
 from dpfedexp.report.page import saved_sections
-from tests.sizes import sized
+from tests.sizes import long, sized
 
 COMMITTED = Path(__file__).parents[2] / "reproduction" / "experiments" / "results"
 SIZE = Size(seeds=5)
 WITH_RUNS = [name for name in SECTIONS if name != "table1"]
+LARGE = ("grid", "beyond")
 TWO_PARTY = "two-party"
 """Recorded by `reproduction/benchmarks/two_party.py accuracy` in the same form; no section of the paper's page."""
 PROVENANCE = ("commit", "dirty", "versions", "device", "seconds", "recorded_in")
@@ -46,7 +47,7 @@ def same(ours: Any, theirs: Any) -> bool:
     return ours == theirs
 
 
-@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[long] if name in LARGE else []) for name in SECTIONS])
 def test_every_table_is_rebuilt_from_the_records_alone(name, monkeypatch):
     monkeypatch.setenv("DPFEDEXP_DATA", "/nowhere")
     (section,) = sections.rebuild([name], SIZE, COMMITTED)
@@ -158,6 +159,7 @@ def rebuilt() -> Section:
     return suite_page.section(list(PROBLEMS), command.size(quick=False, seeds=3), Lines(SUITE).result)
 
 
+@long
 def test_tables_charts_and_numbers_are_rebuilt_from_the_records_alone(rebuilt, tmp_path):
     committed = json.loads((SUITE / "suite.json").read_text(encoding="utf-8"))
     for part, value in json.loads(rebuilt.to_json()).items():
@@ -176,6 +178,7 @@ def test_the_picture_of_the_readme_is_drawn_from_the_committed_results(tmp_path)
     assert places[0] == pytest.approx(places[1], abs=1.0), "python -m reproduction overview"
 
 
+@long
 def test_the_explorers_numbers_are_those_of_the_tables(rebuilt):
     """Every mean and every server rate that the tables show is among the numbers against ε, and no other."""
     shown = {}
@@ -197,6 +200,7 @@ def test_the_explorers_numbers_are_those_of_the_tables(rebuilt):
         assert rate == shown[key][1], key
 
 
+@long
 def test_the_comparison_with_tuned_rivals_is_what_its_records_say(tmp_path):
     committed, name = SUITE.parent / "tuned", "tuned-held-out.md"
     shutil.copytree(committed / "suite", tmp_path / "suite")

@@ -74,7 +74,7 @@ def test_the_commit_is_recorded_and_whether_the_source_differs_from_it(tmp_path,
         head = git("rev-parse", "HEAD").strip()
         assert imported("src/dpfedexp") == (head, False)
         assert imported("lib/site-packages/dpfedexp") == (None, None), (
-            "the repository around a wheel is somebody else's"
+            "the repository around a wheel is another project's"
         )
         (tmp_path / "src" / "dpfedexp" / "new.py").touch()
         assert imported("src/dpfedexp") == (head, True)

@@ -125,7 +125,7 @@ def test_a_model_without_draws_gets_no_keys():
     assert prepared.task.keys(prepared.streams, 1, torch.arange(4)) is None
 
 
-def test_a_layer_that_draws_where_nobody_can_ask_runs_on_the_loop():
+def test_a_layer_whose_draws_can_not_be_replaced_runs_on_the_loop():
     own = Made(lambda self, x: self.layer(x * torch.empty_like(x).exponential_()), layer=nn.Linear(8, 3))
     prepared, note = prepare(own, federation((8,)), fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1)
     assert prepared.cohort.trainer.name == "loop"

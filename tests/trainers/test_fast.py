@@ -278,7 +278,7 @@ def test_a_frozen_layer_gets_no_gradient_made(monkeypatch):
     adapters, head = (Adapter(128, 2), Adapter(128, 2)), nn.Linear(128, CLASSES, bias=False)
     simulation = bound(nn.Sequential(nn.Flatten(), *adapters, head), federation())
     agrees(simulation)
-    monkeypatch.setattr(ops.LazyGradient, "tensor", lambda self: pytest.fail("a gradient that nobody uses"))
+    monkeypatch.setattr(ops.LazyGradient, "tensor", lambda self: pytest.fail("an unused gradient"))
     updates(simulation)
 
 
@@ -322,7 +322,7 @@ def activated(activate, forward=lambda self, x: self.last(self.activate(self.fir
 
 @pytest.mark.parametrize("activate", [nn.ReLU(inplace=True), F.relu_, lambda h: h.clamp_(-2, 2)])
 def test_what_changes_a_value_in_place_is_not_left_out(activate):
-    """The activation changes the value itself, and nobody reads what it returns."""
+    """The activation changes the value itself, and its return value is not used."""
 
     def ignored(self, x):
         hidden = self.first(x)

@@ -184,7 +184,7 @@ def test_empty_places_do_not_count_and_empty_clients_do():
     request = Request(UPDATE, 1, engine.begin(), engine.mechanism)
     sums = simulation.collect(request, some).sums
     assert sums.count == 3
-    # Two empty clients have u = (0, C), shrunk by the clip's margin; the third adds to it, nobody else does.
+    # Two empty clients have u = (0, C), shrunk by the clip's margin; the third adds to it, no other client does.
     assert 2.0 * (1 - 2e-6) <= float(sums.vector[-1]) <= 3.0
 
 
@@ -272,7 +272,7 @@ def test_a_model_that_is_written_while_clients_train_ends_the_round_before_it_is
     assert len(ledger) == 0
 
 
-def test_a_model_that_nobody_could_train_is_refused_before_anything_is_charged():
+def test_a_model_that_no_client_could_train_is_refused_before_anything_is_charged():
     fails = Made(lambda self, x: self.layer(x.double()), layer=nn.Linear(6, 3).double())
     ledger = Ledger.in_memory()
     options = {"local": LOCALS["full batch"], "rounds": 1, "ledger": ledger}
@@ -346,5 +346,5 @@ def test_what_another_thread_draws_is_not_taken_for_the_models_draw(every):
         done.set()
         other.join()
     assert drawn == every
-    # Where there is no other thread, nobody else can have drawn.
+    # Where there is no other thread, the model itself has drawn.
     assert threading.active_count() > 1 or watching_draws(lambda model=DrawsAtFirst(False): model(torch.ones(3, 2)))[1]

@@ -41,8 +41,7 @@ def learned(model: nn.Module, clients: Federation, trainer: str) -> torch.Tensor
     return updates(simulated(model, clients, Sgd(lr=0.5, steps=2), trainer, loss="cross-entropy"))
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["words", "words and mask"])
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize(("kind", "masked"), [("gpt2", False), ("llama", True), ("bert", True)])
 def test_a_model_from_a_configuration_trains_many_clients_at_once(kind, masked):
     """Dropout included: GPT-2 and BERT have it by default. 2e-5 is float32 rounding of two layers, twice."""
     model, clients = model_of(kind), federation(kind, masked)

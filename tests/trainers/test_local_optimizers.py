@@ -58,7 +58,6 @@ TRAINERS = {
     "recorded program": ("fast", lambda run: recorded(run, run.trainer._trainer().core)),
 }
 PAIRS = [(name, list(TRAINERS)[number % len(TRAINERS)]) for number, name in enumerate(OPTIMIZERS)]
-PAIRS += [("adamw", trainer) for trainer in TRAINERS]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def expected(clients):
     return {name: updates(*given) for name, given in OPTIMIZERS.items()}
 
 
-@pytest.mark.parametrize(("name", "trainer"), dict.fromkeys(PAIRS))
+@pytest.mark.parametrize(("name", "trainer"), PAIRS)
 def test_an_optimizer_of_ones_own_gives_torchs_updates_in_every_trainer(name, trainer, clients, expected):
     """Uneven mini-batches, the proximal pull and SCAFFOLD's correction at once. Float32 after up to twelve steps: 2e-5 of the
     largest entry. The third call replays what the second recorded, so memory of another round would show."""
@@ -203,15 +202,7 @@ def at_own_rates(name):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "trainer"),
-    [
-        *(("adamw", trainer) for trainer in TRAINERS),
-        *(("sgd", trainer) for trainer in ("fast", "recorded program")),
-        ("heavy ball", "vectorized"),
-        ("bounded", "recorded vmap"),
-    ],
-)
+@pytest.mark.parametrize(("name", "trainer"), zip(2 * list(KINDS), TRAINERS, strict=True))
 def test_each_client_goes_at_its_own_rate_in_every_trainer(name, trainer, clients):
     """Float32 after up to eight steps: 2e-5 of the largest entry. The third call replays a recording with its own rates."""
     expected = at_own_rates(name)

@@ -6,7 +6,7 @@ from dpfedexp.trainers.recording import Recorded
 from tests.fuzz.programs import check
 from tests.sizes import sized
 
-PROGRAMS = sized(9, 5000)
+PROGRAMS = sized(5, 5000)
 
 
 def test_programs_are_refused_or_keep_clients_apart():
@@ -20,8 +20,8 @@ def test_programs_are_refused_or_keep_clients_apart():
 def without_recordings(monkeypatch):
     """The caller's code runs on the clients' rows, and none of the trials comes before."""
     monkeypatch.setattr(Recorded, "__call__", lambda self, *inputs: self.program(*inputs))
-    monkeypatch.setattr("dpfedexp.engine.prepare.check_recordings", lambda *rest: None)
-    monkeypatch.setattr("dpfedexp.engine.prepare.make_state_check", lambda *rest, **options: None)
+    monkeypatch.setattr("dpfedexp.trainers.isolation.check_recordings", lambda *rest: None)
+    monkeypatch.setattr("dpfedexp.trainers.isolation.make_state_check", lambda *rest, **options: None)
     monkeypatch.setattr("dpfedexp.trainers.select.passes_isolation", lambda *rest: True)
 
 

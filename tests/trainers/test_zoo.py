@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpfedexp import Federation, InputError, Sgd
-from tests.sizes import LONG
+from tests.sizes import long
 from tests.trainers.shared import one_round, secured
 
 MOST_REFUSED = 0.03
@@ -168,11 +168,10 @@ REFUSED = {"GaussianNLLLoss", "CrossMapLRN2d(2)"}
 """What is refused of torch's: one looks for negative variances, one resizes a tensor whose memory is not filled."""
 
 
+@long
 def test_harmless_modules_of_torch_are_accepted():
-    """In `make test` every thirtieth one, in `make test-long` all."""
     cases = torchs()
-    tried = cases if LONG else dict(list(cases.items())[::30])
-    refused = {name: sentence for name, case in tried.items() if (sentence := refusal(*case)) is not None}
+    refused = {name: sentence for name, case in cases.items() if (sentence := refusal(*case)) is not None}
     assert refused.keys() <= REFUSED, refused
     assert len(cases) >= 100
     assert len(REFUSED) <= MOST_REFUSED * len(cases)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from dpfedexp.algorithms.round import State
 from dpfedexp.core.local_rate import IMPROVED, PRIOR_RATE, RATES, rate_for_noise
 from dpfedexp.core.step_size import Extrapolate
 from dpfedexp.core.sums import MAX_SHARE
+from dpfedexp.engine.engine import ClientEvaluation
 from dpfedexp.engine.plan import (
     DEVIATIONS,
     LEVEL,
@@ -64,8 +65,13 @@ def preflight(plan: Plan) -> list[Advice]:
     """
     if not plan.algorithm.private:
         return []
-    found = [few_clients(plan) or more_noise(plan) or noisy_rounds(plan), delta(plan), epsilon(plan), sampling(plan)]
-    found.append(unheard_votes(plan))
+    found = [
+        few_clients(plan) or more_noise(plan) or noisy_rounds(plan),
+        delta(plan),
+        epsilon(plan),
+        sampling(plan),
+        unheard_votes(plan),
+    ]
     return sorted((advice for advice in found if advice is not None), key=lambda advice: advice.level, reverse=True)
 
 
@@ -222,11 +228,9 @@ WINDOW = 10
 """Rounds that must agree before the monitor reports a trend."""
 FEWEST = 5
 """A run of fewer rounds is too short for a verdict."""
-FAR_CLIP = 100.0
-"""Factor between the first and the current clip above which the first clip was far from the norms of the updates."""
 MOVING_CLIP = 2.0
-"""A clip that moves by this factor within `WINDOW` rounds, always in the same direction, has not settled: the noise of its count
-alone does that less than once in 500 runs."""
+"""A clip that rises by this factor within `WINDOW` rounds, in each of them, has not settled: the noise of its count alone does that
+less than once in 500 runs."""
 MIN_CHANGE = 0.01
 """A loss that changed by less than this share counts as unchanged; so does an accuracy that rose by less."""
 CLIMBING = 5
@@ -257,7 +261,7 @@ class AdviceMonitor:
     def seen(self, record: Record, norms: Norms | None = None) -> list[Advice]:
         """Add the record of a round; return new advice."""
         self._records.append(record)
-        found = [self._not_finite(), self._diverging(), self._far_clip(), self._rate_at_edge()]
+        found = [self._not_finite(), self._diverging(), self._rate_at_edge()]
         if norms is not None and self._looks:
             traveled, length = norms()
             noise = self._nothing_but_noise(traveled, EARLY)
@@ -270,7 +274,7 @@ class AdviceMonitor:
             return []
         traveled, length = norms()
         dead = self._dead(traveled, length)
-        return self._new([self._still_moving(), None if dead else self._climbing(), dead or self._one()])
+        return self._new([dead or self._climbing()])
 
     def _new(self, found: Iterable[Advice | None]) -> list[Advice]:
         known = {advice.code for advice in self.advice}
@@ -306,7 +310,7 @@ class AdviceMonitor:
                 f"In {WINDOW} rounds only {share:.0%} of the clients had a lower loss after their local steps. Either model or "
                 "loss fail on their rows (class labels must be 0, 1, 2, …; secure runs are silent about it), or local training"
             )
-        elif self._clip_moves() > 0 and self._noise_alone(recent):
+        elif self._clip_rises() and self._noise_alone(recent):
             seen = (
                 f"In {WINDOW} rounds the clip rose from {recent[0]['clip']:.3g} to {recent[-1]['clip']:.3g}, and the released "
                 "updates are no longer than noise alone: the clients' updates are long and do not agree. Either their data "
@@ -315,16 +319,6 @@ class AdviceMonitor:
         else:
             return None
         return _warning("diverging", f"{seen} diverges: {_RATE}.")
-
-    def _far_clip(self) -> Advice | None:
-        first, last = self._records[0]["clip"], self._records[-1]["clip"]
-        if not self.plan.mechanism.adapts_clip or 1 / FAR_CLIP <= last / first <= FAR_CLIP:
-            return None
-        return _note(
-            "far-clip",
-            f"The clip went from {first:.3g} to {last:.3g} by round {self._records[-1]['round']}, more than a factor of "
-            f"{FAR_CLIP:g}: the earlier rounds were spent on finding it. Start closer: initial = {last:.1g}.",
-        )
 
     def _rate_at_edge(self) -> Advice | None:
         """Warn where the clients' votes put the local rate at an end of the grid: the best rate may lie outside."""
@@ -361,46 +355,11 @@ class AdviceMonitor:
                 )
         return None
 
-    def _clip_moves(self) -> int:
-        """1 or −1 where the clip rose or fell in each of the last `WINDOW` rounds, by more than `MOVING_CLIP`; else 0."""
+    def _clip_rises(self) -> bool:
+        """Whether an adaptive clip rose in each of the last `WINDOW` rounds, by more than `MOVING_CLIP` in all."""
         clips = [record["clip"] for record in self._records[-WINDOW:]]
-        if not self.plan.mechanism.adapts_clip or len(clips) < WINDOW:
-            return 0
-        steps = [after - before for before, after in pairwise(clips)]
-        if all(step > 0 for step in steps) and clips[-1] > MOVING_CLIP * clips[0]:
-            return 1
-        return -1 if all(step < 0 for step in steps) and clips[0] > MOVING_CLIP * clips[-1] else 0
-
-    def _still_moving(self) -> Advice | None:
-        moves, recent = self._clip_moves(), self._records[-WINDOW:]
-        if not moves:
-            return None
-        seen = f"from {recent[0]['clip']:.3g} to {recent[-1]['clip']:.3g} in the last {WINDOW} rounds"
-        if moves < 0 and self._noise_alone(recent):
-            return _warning(
-                "vanishing",
-                f"The clip fell {seen}, and the released updates are no longer than noise alone: the clients' updates are almost "
-                f"zero. Training that ends in NaN or infinity sends zero, and so does a network whose units are dead: {_RATE}.",
-            )
-        return _note(
-            "moving-clip",
-            f"The clip was still {'rising' if moves > 0 else 'falling'} at the end, {seen}. Falling with the loss it is the end "
-            "of training; otherwise start closer (`initial`), or train for more rounds.",
-        )
-
-    def _one(self) -> Advice | None:
-        """Note that η_g was 1 in the second half of the rounds. The safe step starts above 1, and falls to 1 without support."""
-        records = self._records
-        longer = [number for number, record in enumerate(records, 1) if record["eta_g"] > 1.0]
-        last = max(longer, default=0)
-        if "fedexp" not in self.plan.algorithm.name or len(records) < FEWEST or 2 * last > len(records):
-            return None
-        when = f"after round {records[last - 1]['round']}" if last else f"in all {len(records)} rounds"
-        return _note(
-            "no-extrapolation",
-            f"The step size η_g was 1 {when}: extrapolation did nothing there, and the run is DP-FedAvg. That is expected where "
-            "clients disagree or noise dominates.",
-        )
+        rises = len(clips) == WINDOW and all(after > before for before, after in pairwise(clips))
+        return bool(self.plan.mechanism.adapts_clip and rises and clips[-1] > MOVING_CLIP * clips[0])
 
     def _exploded(self, length: float) -> Advice | None:
         if length <= EXPLODED * max(self.start_norm, 1.0):
@@ -489,15 +448,18 @@ def silence(advice: Advice) -> None:
     """Ignore advice: the listener of runs whose settings are bad on purpose, such as audits."""
 
 
-def evaluation_precision(half_width: float, every: int) -> list[Advice]:
-    """A list with one warning where the noise on a metric that clients measure is too large; else an empty list."""
+def evaluation_precision(evaluation: ClientEvaluation | None, cohort: float) -> list[Advice]:
+    """A list with one warning where the noise on the metrics that clients measure is too large; else an empty list."""
+    if evaluation is None:
+        return []
+    half_width = evaluation.metrics.half_width(math.sqrt(evaluation.mechanism.noise_variance(cohort, cohort) or 0.0))
     if half_width <= 0.2:
         return []
     return [
         _warning(
             "evaluation-noise",
             f"A metric from 0 to 1 that the clients measure has a 95% interval of ±{half_width:.2g} with these clients and this "
-            f"epsilon: evaluate less often (more than {every} rounds apart), or on public data.",
+            f"epsilon: evaluate less often (more than {evaluation.every} rounds apart), or on public data.",
         )
     ]
 
@@ -507,32 +469,22 @@ def _of_everyone(record: Record) -> bool:
     return bool(record.get("candidates", 1) == 1)
 
 
-@dataclass(frozen=True)
 class Advisor:
-    """Report the advice of a run to a listener, each message once.
+    """Report the advice of a run to the function `tell`, each message once.
 
     Formal guarantee: as for `preflight` and `AdviceMonitor`, only public numbers, records of rounds and norms of the released
-    model enter.
+    model enter. `more` is further advice that is known before the first round.
     """
 
-    plan: Plan
-    start: State
-    tell: Callable[[Advice], object] = field(repr=False)
-    more: Sequence[Advice] = ()
-
-    @cached_property
-    def monitor(self) -> AdviceMonitor:
-        return AdviceMonitor(self.plan, float(self.start.w.norm()))
-
-    @cached_property
-    def before(self) -> list[Advice]:
-        """The advice of `preflight`, and further advice that is known before the first round."""
-        return [*preflight(self.plan), *self.more]
+    def __init__(self, plan: Plan, start: State, tell: Callable[[Advice], object], more: Sequence[Advice] = ()) -> None:
+        self.start, self.tell = start, tell
+        self.before = [*preflight(plan), *more]
+        self.monitor = AdviceMonitor(plan, float(start.w.norm()))
 
     @property
-    def advice(self) -> list[Advice]:
+    def advice(self) -> tuple[Advice, ...]:
         """All advice so far."""
-        return [*self.before, *self.monitor.advice]
+        return (*self.before, *self.monitor.advice)
 
     def begin(self, history: Iterable[Record] = ()) -> None:
         """Report the advice before the first round; `history` has the records of rounds that a resumed run has completed."""

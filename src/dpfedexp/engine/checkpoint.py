@@ -68,37 +68,15 @@ class Checkpoint:
     tensors: dict[str, Tensor]
 
 
-class Records:
-    """The JSON text of a growing history. Each record is converted once, so that late rounds are as cheap as early ones."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-
-    def text(self, history: list[dict[str, Any]]) -> str:
-        # A callback may have added to the last record since it was converted.
-        del self._texts[-1:]
-        self._texts += [json.dumps(record) for record in history[len(self._texts) :]]
-        return f"[{', '.join(self._texts)}]"
-
-
-def save(folder: Path, state: State, progress: Progress, records: Records | None = None) -> None:
-    """Write the checkpoint and sync it. If writing fails, the previous checkpoint is unchanged. `records` caches the JSON texts of
-    the records that this run has saved before.
-    """
+def save(folder: Path, state: State, progress: Progress) -> None:
+    """Write the checkpoint and sync it. If writing fails, the previous checkpoint is unchanged."""
     tensors = state_tensors(state)
-    known = {name: value for name, value in vars(progress).items() if value is not None and name != "history"}
-    history = (records or Records()).text(progress.history)
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "tensors": digest(tensors),
-        **known,
-        "ledger": vars(progress.ledger),
-    }
-    # These two calls only raise `LookupError` for a field that `outlets` does not list.
-    outlets.recorded(CHECKPOINT, tensors, secure=False)
-    outlets.recorded(CHECKPOINT, {"history": history}, secure=False)
-    text = f'{json.dumps(outlets.recorded(CHECKPOINT, content, secure=False))[:-1]}, "history": {history}}}'
+    known = {name: value for name, value in vars(progress).items() if value is not None}
+    content = {"format": FORMAT, "version": VERSION, "tensors": digest(tensors), **known}
+    content["ledger"] = vars(progress.ledger)
+    # Raises `LookupError` for a field that `outlets` does not list.
+    outlets.recorded(CHECKPOINT, {**content, **tensors}, secure=False)
+    text = json.dumps(content)
     require(
         len(text) <= _LARGEST_TEXT,
         f"the checkpoint of round {state.round} can't be written: its history takes {len(text) / 2**20:.0f} MiB of text, and at "
@@ -113,10 +91,6 @@ def save(folder: Path, state: State, progress: Progress, records: Records | None
             f"the checkpoint of round {state.round} can't be written to {str(folder)!r}: {error.strerror}. The one before it is "
             "kept; free disk space or fix the folder, then resume."
         ) from None
-
-
-def exists(folder: Path) -> bool:
-    return (folder / CHECKPOINT).exists()
 
 
 def read_progress(folder: Path) -> Progress | None:
@@ -147,16 +121,11 @@ def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> N
 def check_charged(checkpoint: Checkpoint, ledger: Ledger, folder: Path) -> None:
     """Raise `LedgerError` if the ledger does not hold the charges of the checkpoint's rounds."""
     progress, where = checkpoint.progress, f"the checkpoint in {str(folder)!r}"
-    if len(ledger) < progress.ledger.count:
-        raise LedgerError(
-            f"the run can't be resumed: {where} was written after {progress.ledger.count} charges, but the ledger holds "
-            f"{len(ledger)}, so it is an older copy or belongs to another run. Restore the newest ledger with its .head file, or "
-            "start a new run in a new folder."
-        )
     if not ledger.holds(progress.ledger):
         raise LedgerError(
-            f"the run can't be resumed: the ledger is not the one that belongs to {where}. Restore this run's ledger with its "
-            ".head file, or start a new run in a new folder."
+            f"the run can't be resumed: the ledger, with {len(ledger)} charges, is not the one that belongs to {where}, which was "
+            f"written after {progress.ledger.count}. Restore the newest ledger of this run with its .head file, or start a new run "
+            "in a new folder."
         )
     rounds = {entry.round for entry in ledger.entries if entry.run == progress.run}
     uncharged = [number for number in range(1, progress.round + 1) if number not in rounds]
@@ -227,34 +196,27 @@ def _progress(folder: Path, content: Any) -> Progress:
             f"the checkpoint in {str(folder)!r} has version {content.get('version')!r}, and this library reads version "
             f"{VERSION}; finish the run with the version of dpfedexp that wrote it, or start a new run in a new folder."
         )
-    history, radius, settings = content.get("history"), content.get("radius"), content.get("settings")
-    ledger, chunk_size, trainer = content.get("ledger"), content.get("chunk_size"), content.get("trainer")
-    if (
-        not _is_count(content.get("round"))
-        or not isinstance(radius, float)
-        or not radius > 0
-        or not isinstance(settings, dict)
-        or not is_run_id(content.get("run"))
-        or not isinstance(ledger, dict)
-        or not _is_count(ledger.get("count"))
-        or not isinstance(ledger.get("hash"), str)
-        or not isinstance(history, list)
-        or not all(isinstance(line, dict) for line in history)
-        or len(history) != content["round"]
-        or not isinstance(content.get("controls"), bool)
-        or not (chunk_size is None or (_is_count(chunk_size) and chunk_size > 0))
-        or not (trainer is None or isinstance(trainer, str))
-        or not isinstance(content.get("cohort", {}), dict)
+    known = {field.name: content[field.name] for field in fields(Progress) if field.name in content}
+    try:
+        progress = Progress(**{**known, "ledger": LedgerMark(**known["ledger"])})
+        counts = (progress.round, progress.ledger.count, 0 if progress.chunk_size is None else progress.chunk_size - 1)
+    except (KeyError, TypeError):
+        raise _damaged(folder, "its text is not that of a checkpoint") from None
+    texts = (progress.ledger.hash, progress.trainer or "", progress.stop_source)
+    if not (
+        all(type(count) is int and count >= 0 for count in counts)
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(value, dict) for value in (progress.settings, progress.cohort))
+        and isinstance(progress.radius, float)
+        and progress.radius > 0
+        and is_run_id(progress.run)
+        and isinstance(progress.controls, bool)
+        and isinstance(progress.history, list)
+        and all(isinstance(line, dict) for line in progress.history)
+        and len(progress.history) == progress.round
     ):
         raise _damaged(folder, "its text is not that of a checkpoint")
-    mark = LedgerMark(ledger["count"], ledger["hash"])
-    run, controls, cohort = content["run"], content["controls"], content.get("cohort", {})
-    known = (history, controls, chunk_size, trainer, cohort, str(content.get("stop_source", "")))
-    return Progress(content["round"], radius, settings, run, mark, *known)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return progress
 
 
 def _damaged(folder: Path, how: str) -> InputError:
@@ -334,11 +296,6 @@ def candidate_prefix(number: int) -> str:
     return f"candidate {number}." if number else ""
 
 
-def earlier(number: int) -> str:
-    """The tensor name of the earlier iterate with this number."""
-    return f"recent.{number}"
-
-
 def state_tensors(state: State) -> dict[str, Tensor]:
     """The tensors of a state, on the CPU.
 
@@ -348,7 +305,7 @@ def state_tensors(state: State) -> dict[str, Tensor]:
     candidates.
     """
     named = {"w": state.w}
-    named |= {earlier(number): value for number, value in enumerate(state.recent[:-1])}
+    named |= {f"recent.{number}": value for number, value in enumerate(state.recent[:-1])}
     named |= {f"server.{name}": value for name, value in state.server.items()}
     named |= {f"memory.{name}": value for name, value in state.memory.items()}
     if state.control is not None:
@@ -374,7 +331,7 @@ def state_from(tensors: Mapping[str, Tensor], round: int, radius: float) -> Stat
         rivals[int(number)] = replace(rival, candidate=int(number))
     tensors = {name: value for name, value in tensors.items() if not name.startswith("rivals.")}
     count = sum(name.startswith("recent.") for name in tensors)
-    recent = [earlier(number) for number in range(count)]
+    recent = [f"recent.{number}" for number in range(count)]
     known = {"w", "control", "candidate", *recent}
     foreign = [name for name in tensors if name not in known and not name.startswith(("server.", "memory."))]
     require("w" in tensors and not foreign, "it holds other tensors than a state")
@@ -402,22 +359,23 @@ def check_fits(state: State, start: State) -> None:
     require(state.players.keys() <= starts.keys(), "it holds a candidate that is not among those of the run")
     for number, rival in state.rivals.items():
         check_fits(rival, starts[number])
-    start = starts[state.candidate]
-    require(state.server.keys() == start.server.keys(), "it lacks the server's own state, or holds another server's")
-    require(
-        state.memory.keys() == start.memory.keys(),
-        "it lacks what the step size remembers, or holds another rule's memory",
-    )
-    pairs = [("parameters", state.w, start.w)]
-    pairs += [("earlier parameters", value, start.w) for value in state.recent]
-    pairs += [("server state", value, start.server[name]) for name, value in state.server.items()]
-    pairs += [("memory", value, start.memory[name]) for name, value in state.memory.items()]
-    if state.control is not None and start.control is not None:
-        pairs.append(("control variate", state.control, start.control))
-    if state.client_controls is not None and start.client_controls is not None:
-        pairs.append(("clients' control variates", state.client_controls, start.client_controls))
-    for name, value, like in pairs:
-        require((value.shape, value.dtype) == (like.shape, like.dtype), f"its {name} does not fit the model")
+    own, known = _kinds(state), _kinds(starts[state.candidate])
+    for name in sorted(own.keys() | known.keys()):
+        require(own.get(name) == known.get(name), f"its {name} does not fit the run")
+    earlier = {(value.shape, value.dtype) for value in state.recent}
+    require(earlier <= {known["parameters"]}, "one of its earlier parameters does not fit the run")
+
+
+def _kinds(state: State) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Name → (shape, type) of the tensors of a state, without earlier iterates and other candidates."""
+    parts = {
+        "parameters": state.w,
+        "control variate": state.control,
+        "clients' control variates": state.client_controls,
+    }
+    parts |= {f"server state {name!r}": value for name, value in state.server.items()}
+    parts |= {f"memory {name!r}": value for name, value in state.memory.items()}
+    return {name: (value.shape, value.dtype) for name, value in parts.items() if value is not None}
 
 
 def digest(tensors: Mapping[str, Tensor], kind: str = "sha256") -> str:

@@ -24,19 +24,9 @@ from dpfedexp.accounting.events import to_json
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.probe import CANDIDATE, CLIP, RATE, SCALE, UPDATE, Probe
 from dpfedexp.algorithms.round import LargerCohort, Participation, State, advance
-from dpfedexp.core import step_size
+from dpfedexp.core import local_rate, step_size
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.local_rate import (
-    IMPROVED,
-    RATES,
-    clip_from_votes,
-    next_rate,
-    rate_for_noise,
-    rate_from_votes,
-    rescaled,
-    shake_of,
-)
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import MAX_SHARE, Sums
@@ -144,10 +134,6 @@ class ClientEvaluation:
 
     def due(self, number: int, rounds: int) -> bool:
         return number % self.every == 0 or number == rounds
-
-    def to_header(self, sampling: Sampling) -> dict[str, Any]:
-        """The entry for the ledger's header."""
-        return {"every": self.every, "event": to_json(self.mechanism.event(sampling))}
 
 
 @dataclass(frozen=True)
@@ -460,18 +446,20 @@ class Engine:
         shake = self._shake(state, probe.rounds) if purpose == SCALE else 0.0
         found = self._vote(purpose, probe.mechanism(purpose), state, ledger, budget, shake)
         if purpose == SCALE:
-            return self._scaled(state, rescaled(*found))
+            return self._scaled(state, local_rate.rescaled(*found))
         memory = {**state.memory, PENDING: state.memory[PENDING] - 1}
         if purpose == RATE:
-            rate = rate_for_noise(rate_from_votes(*found), self._noise_share(state))
+            rate = local_rate.rate_for_noise(local_rate.rate_from_votes(*found), self._noise_share(state))
             memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], rate)
-        return replace(state, memory=memory, radius=clip_from_votes(*found) if purpose == CLIP else state.radius)
+        return replace(
+            state, memory=memory, radius=local_rate.clip_from_votes(*found) if purpose == CLIP else state.radius
+        )
 
     def _scaled(self, state: State, factor: float) -> State:
         """The state as if rounds since the anchor had moved `factor` times as far; the rate and an adaptive clip are scaled too."""
         anchor, memory = state.memory[ANCHOR], dict(state.memory)
         w = anchor + factor * (state.w - anchor)
-        memory[LOCAL_RATE] = (memory[LOCAL_RATE] * factor).clamp(max=RATES[-1])
+        memory[LOCAL_RATE] = (memory[LOCAL_RATE] * factor).clamp(max=local_rate.RATES[-1])
         memory |= {ANCHOR: w.clone(), RESCALED: memory[RESCALED] + 1}
         radius = state.radius * factor if isinstance(self.algorithm.clip, AdaptiveClip) else state.radius
         return self.with_new_steps(replace(state, w=w, recent=(w,), radius=radius, memory=memory))
@@ -479,7 +467,7 @@ class Engine:
     def _shake(self, state: State, rounds: int) -> float:
         """The public noise of a vote on the rate's scale; 0 where the mechanism does not know its noise variance."""
         variance = self.mechanism.at_radius(state.radius).noise_variance(self.expected, self.expected) or 0.0
-        return shake_of(variance, rounds - state.round, self._noise_share(state))
+        return local_rate.shake_of(variance, rounds - state.round, self._noise_share(state))
 
     def _noise_share(self, state: State) -> float:
         return self.mechanism.noise_share(len(state.w), self.expected) or 0.0
@@ -532,9 +520,14 @@ class Engine:
             found.append((tournament.vote.event(self.sampling), tuple(number for number, _ in tournament.phases)))
         return found
 
-    def announced_votes(self) -> list[dict[str, Any]]:
-        """The `later_votes` for the ledger's header."""
-        return [{"event": to_json(event), "rounds": list(numbers)} for event, numbers in self.later_votes()]
+    def announced(self) -> dict[str, Any]:
+        """The evaluations by clients and the `later_votes`, for the ledger's header and `run.json`; without empty fields."""
+        votes = [{"event": to_json(event), "rounds": list(numbers)} for event, numbers in self.later_votes()]
+        found: dict[str, Any] = {"votes": votes} if votes else {}
+        if (evaluation := self.evaluation) is not None:
+            event = to_json(evaluation.mechanism.event(self.sampling))
+            found = {"evaluation": {"every": evaluation.every, "event": event}, **found}
+        return found
 
     def _vote(
         self,
@@ -585,8 +578,10 @@ class Engine:
         if LOCAL_RATE not in state.memory:
             return new, eta_g
         rate, improved = (float(state.memory[name]) for name in (LOCAL_RATE, IMPROVED_SO_FAR))
-        (noise,) = (vote.noise for vote in self.mechanism.votes if vote.name == IMPROVED.name)
-        rate, improved = next_rate(rate, improved, release.votes[IMPROVED.name], noise / self.expected)
+        (noise,) = (vote.noise for vote in self.mechanism.votes if vote.name == local_rate.IMPROVED.name)
+        rate, improved = local_rate.next_rate(
+            rate, improved, release.votes[local_rate.IMPROVED.name], noise / self.expected
+        )
         known = {LOCAL_RATE: rate, IMPROVED_SO_FAR: improved}
         memory = {**new.memory, **{name: torch.full_like(new.memory[name], value) for name, value in known.items()}}
         return replace(new, memory=memory), eta_g

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from dpfedexp.accounting.ledger import Ledger, LedgerMark
+from dpfedexp.accounting.ledger import Ledger
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.modules import Layout
 from dpfedexp.engine import checkpoint, outlets, private_folder
-from dpfedexp.engine.checkpoint import (
-    EVALUATE_EVERY,
-    Checkpoint,
-    NamedValues,
-    Progress,
-    candidate_prefix,
-    flatten,
-    settings_hash,
-)
+from dpfedexp.engine.checkpoint import Checkpoint, NamedValues, Progress
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
 from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text, model_tensors
 from dpfedexp.engine.simulated import Simulation
-from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.errors import InputError, LedgerError, warn
 from dpfedexp.files import set_dates
 from dpfedexp.mechanisms.serialization import text_fields
 
@@ -120,7 +110,6 @@ class OpenRun:
     """What an early stop depended on; part of the statement until the run is complete."""
     writers: list[private_folder.SingleWriter] = field(default_factory=list)
     began: float = field(default_factory=time.time)
-    records: checkpoint.Records = field(default_factory=checkpoint.Records)
     _controls: bool = False
     """Whether the checkpoint says that the private folder holds the clients' control variates."""
 
@@ -220,7 +209,7 @@ class OpenRun:
         public["cohort"] = run.engine.cohort.to_checkpoint()
         public["stop_source"] = self.stop_source
         known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
-        checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public), self.records)
+        checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public))
 
     def hold(self, *, shared: bool) -> None:
         """Lock the ledger and its anchors until the run is closed, so that no copy of the run can charge it.
@@ -228,7 +217,7 @@ class OpenRun:
         From then on every charge moves the anchors before its round is released. The ledger in a run's own folder has a shared
         anchor if the run protects real data, or once another run has charged the ledger.
         """
-        ledger, name = self.ledger, self.name
+        ledger = self.ledger
         held = {one.anchor.file for one in ledger.witnesses if isinstance(one, private_folder.SingleWriter)}
         anchors: list[private_folder.Anchor] = (
             [self.private] if self.private is not None and self.private.exists else []
@@ -241,9 +230,7 @@ class OpenRun:
             for one in anchors:
                 # A nested run on the same ledger object finds the anchor locked by the outer run.
                 if one.file not in held:
-                    self.writers.append(
-                        private_folder.SingleWriter(one, _taken_back, partial(_nothing_charged, run=name))
-                    )
+                    self.writers.append(private_folder.SingleWriter(one, self.name))
             for writer in self.writers:
                 writer.move(ledger)
         except BaseException:
@@ -293,7 +280,7 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
 
 def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkpoint | None) -> OpenRun:
     """Resume the run of a folder from its checkpoint, or from the start where it has only a ledger."""
-    with source.opened(source.existing(settings_hash(run.settings) if last is None else None)) as ledger:
+    with source.opened(source.existing(checkpoint.settings_hash(run.settings) if last is None else None)) as ledger:
         name: Any = ledger.header.get("run") if last is None else last.progress.run
         if not private_folder.is_run_id(name):
             raise LedgerError(
@@ -301,7 +288,8 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
                 "or start a new run in a new folder."
             )
         private = _private(run, name, folder)
-        state, history = run.start, []
+        state, history, controls = run.start, [], None
+        finished = last is not None and last.progress.round >= run.rounds
         if last is not None:
             checkpoint.check_charged(last, ledger, folder)
             sealed = ledger.sealed(name) or {}
@@ -311,23 +299,19 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
                     "with. Restore the run's own checkpoint, or start a new run in a new folder."
                 )
             run.engine.cohort.from_checkpoint(last.progress.cohort)
-        if last is not None and last.progress.round >= run.rounds:
+        if private is None or run.data is None:
+            if not finished:
+                _check_anchor(ledger, folder)
+        elif finished:
             # No round is left, so neither data nor control variates are needed.
-            if private is not None:
-                private.remove()
-            state, history = checkpoint.resume(last, run.start, folder), list(last.progress.history)
-        elif private is None or run.data is None:
-            _check_anchor(ledger, folder)
-            if last is not None:
-                state, history = checkpoint.resume(last, run.start, folder), list(last.progress.history)
+            private.remove()
         else:
-            mark = private.mark()
-            if not ledger.holds(mark) and not _nothing_charged(ledger, mark, name):
-                raise _taken_back(ledger, mark, private.file)
+            private_folder.check_newest(private, ledger, name)
             private.check_data(run.data)
-            if last is not None:
-                controls = _controls(last.progress, run.start, private)
-                state, history = checkpoint.resume(last, run.start, folder, controls), list(last.progress.history)
+            controls = None if last is None else _controls(last.progress, run.start, private)
+        if last is not None:
+            state, history = checkpoint.resume(last, run.start, folder, controls), list(last.progress.history)
+        if private is not None and not finished:
             private.forget_controls(but=state.round)
         stop_source = "" if last is None else last.progress.stop_source
         open_run = OpenRun(name, run, folder, private, ledger, state, history, source.given is None, stop_source)
@@ -359,24 +343,8 @@ def _controls(progress: Progress, start: State, private: private_folder.PrivateF
     if progress.controls:
         return private.load_controls(progress.round)
     if progress.round > 0:
-        warnings.warn(
-            "the clients' control variates were deleted when the budget ended the run; they begin again at zero.",
-            stacklevel=2,
-        )
+        warn("the clients' control variates were deleted when the budget ended the run; they begin again at zero.")
     return None
-
-
-def _nothing_charged(ledger: Ledger, mark: LedgerMark, run: str) -> bool:
-    """Whether the mark belongs to a run that has not charged the ledger yet."""
-    return mark == private_folder.NOTHING_CHARGED and not any(entry.run == run for entry in ledger.entries)
-
-
-def _taken_back(ledger: Ledger, mark: LedgerMark, where: Path) -> LedgerError:
-    return LedgerError(
-        f"the run can't go on: its ledger holds {len(ledger)} charges and is not the one that had {mark.count} at the last "
-        f"release ({str(where)!r} remembers it), so it was rolled back or replaced, or another copy of the run continued. "
-        "Restore the newest ledger, its .head file and the checkpoint, or start a new run with a ledger that holds all charges."
-    )
 
 
 def _check_nothing_was_released(folder: Path) -> None:
@@ -387,10 +355,6 @@ def _check_nothing_was_released(folder: Path) -> None:
             f"the run can't be resumed: the folder {str(folder)!r} has traces of a run, but its ledger is missing, so what was "
             "charged is unknown. Restore it, or start a new run in a new folder."
         )
-
-
-def _no_limit(history: list[dict[str, Any]]) -> int | None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -412,7 +376,7 @@ class RunDescription:
     data: private_folder.Tag | None = None
     sizes: dict[str, Any] = field(default_factory=dict)
     not_covered: tuple[str, ...] = ()
-    reporting: Callable[[list[dict[str, Any]]], int | None] = _no_limit
+    reporting: Callable[[list[dict[str, Any]]], int] | None = None
     no_other_adjacency: str = ""
 
     @property
@@ -423,15 +387,14 @@ class RunDescription:
         """The header of the ledger: the facts for a statement from the ledger alone."""
         run = self.engine
         header = {
-            "config": settings_hash(self.settings),
+            "config": checkpoint.settings_hash(self.settings),
             "algorithm": run.algorithm.name,
             "clients": run.population,
             "delta": run.algorithm.delta,
             "simulated": not self.secure,
             "run": run.run,
             **run.larger_deployment,
-            **({} if run.evaluation is None else {"evaluation": run.evaluation.to_header(run.sampling)}),
-            **({} if not (votes := run.announced_votes()) else {"votes": votes}),
+            **run.announced(),
             **({"no_other_adjacency": self.no_other_adjacency} if self.no_other_adjacency else {}),
         }
         public = outlets.recorded(LEDGER, header, secure=self.secure)
@@ -453,13 +416,17 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
         **more,
     )
     if engine.tournament is not None:
-        settings |= flatten(
+        settings |= checkpoint.flatten(
             {"tournament": {name: list(getattr(engine.tournament, name)) for name in ("names", "phases")}}
         )
-        settings |= flatten({"tournament.follows": {str(k): v for k, v in engine.tournament.follows.items()}})
+        settings |= checkpoint.flatten(
+            {"tournament.follows": {str(k): v for k, v in engine.tournament.follows.items()}}
+        )
         for number, (own, one) in enumerate(zip(engine.tournament.engines, simulation.candidates, strict=True)):
             known = settings_of(own, one.task.layout, local=one.task.local)
-            settings |= {candidate_prefix(number) + name: value for name, value in known.items()} if number else {}
+            settings |= (
+                {checkpoint.candidate_prefix(number) + name: value for name, value in known.items()} if number else {}
+            )
     return RunDescription(
         engine,
         rounds,
@@ -469,7 +436,7 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
         {"chunk_size": simulation.chunk_size, "trainer": simulation.trainer.name},
         (DIAGNOSTICS,) if engine.diagnostics and engine.algorithm.private else (),
         # SCAFFOLD from reports carries a report's noise into the next one, so the noises of the sums are not independent.
-        (lambda history: 0) if engine.algorithm.scaffold == "report" else _no_limit,
+        (lambda history: 0) if engine.algorithm.scaffold == "report" else None,
     )
 
 
@@ -477,9 +444,9 @@ def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
     """Name → JSON value of every setting that the result depends on."""
     mechanism, evaluation, measured = engine.mechanism, engine.evaluation, {}
     if evaluation is not None:
-        measured = {"evaluate": str(evaluation.metrics), EVALUATE_EVERY: evaluation.every}
+        measured = {"evaluate": str(evaluation.metrics), checkpoint.EVALUATE_EVERY: evaluation.every}
         measured |= {"held_out": evaluation.held_out, "mechanism.evaluation": evaluation.mechanism}
-    return flatten(
+    return checkpoint.flatten(
         {
             "algorithm": engine.algorithm,
             "mechanism": type(mechanism).__name__,
@@ -527,6 +494,5 @@ def facts_of(
         secure=run.secure,
         command=command or f"train({', '.join([model, data, what, *named])})",
         trainer="" if run.secure else trainer,
-        evaluation={} if engine.evaluation is None else engine.evaluation.to_header(engine.sampling),
-        votes=engine.announced_votes(),
+        **engine.announced(),
     )

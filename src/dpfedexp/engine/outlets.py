@@ -9,7 +9,7 @@ nonprivate    depends on the clients' data without noise: durations, sizes chose
 An outlet is a file, log or service that gets values of a run. A run that protects real data (`secure`) writes nothing of the kind
 `nonprivate`. A field that `OUTLETS` does not list is refused by `recorded`, and a test compares the files of whole runs with the
 list. A run's private folder (`private_folder`) is not an outlet; it stays with the holder of the data. Secure runs write no times
-of day and no durations: their files get one common date at the end, and `CLOCKS` names every module that reads a clock.
+of day and no durations: their files get one common date at the end, and a test lists every module that reads a clock.
 """
 
 from __future__ import annotations
@@ -109,22 +109,6 @@ OUTLETS: Mapping[str, Fields] = {
     **dict.fromkeys(("tensorboard", "mlflow", "wandb"), ROUND),
     "log": _fields(nonprivate="*"),
 }
-CLOCKS: Mapping[str, str] = {
-    "audit.*": "audits measure mechanisms on synthetic clients",
-    "cli.selection": "the one date that all files of the folder get",
-    "cli.train": "the default name of a folder has the time at which the run was started",
-    "engine.open_run": "the one date that all files of the folder get",
-    "engine.ranks": "watches the other ranks",
-    "engine.engine": "`seconds` of a record, which `recorded` leaves out of a secure run",
-    "engine.run": "the one date that all files of the folder get",
-    "flower.guard": "the note of a charge in the node's own ledger, which stays with the node",
-    "flower.local_deployment": "waits for processes of a federation on this machine, and dates its certificates",
-    "flower.cohort": "waits for nodes, replies and the helper; what the server's own log says of it has Flower's time of day",
-    "flower.site": "waits for the app and for requests",
-    "machine": "the time left of a bar, which a sweep of secure runs does not show",
-    "trainers.*": "measures trainers on synthetic clients",
-}
-"""Every module that reads a clock (its name in the package), and why none of its times leaves a secure run."""
 
 
 @cache

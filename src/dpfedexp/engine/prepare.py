@@ -26,20 +26,11 @@ from dpfedexp.engine.engine import ClientEvaluation, Engine
 from dpfedexp.engine.simulated import Simulation, ballots_of
 from dpfedexp.errors import InputError, checked, first_line, is_count, require
 from dpfedexp.mechanisms import Secure, mechanism_class
+from dpfedexp.trainers import isolation
 from dpfedexp.trainers.chunk_size import automatic_chunk, parse_memory
 from dpfedexp.trainers.client_losses import ClientScores
 from dpfedexp.trainers.draws import with_explicit_masks, without_flat_weights
 from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, as_execution
-from dpfedexp.trainers.isolation import (
-    WHY,
-    check_on,
-    check_recordings,
-    check_rows,
-    make_state_check,
-    record_own_shapes,
-    synthetic_clients,
-    widths,
-)
 from dpfedexp.trainers.per_client import check_optimizer
 from dpfedexp.trainers.recording import Synthetic, SyntheticClients, Unrecordable, refusal
 from dpfedexp.trainers.select import select
@@ -139,7 +130,7 @@ def prepare(
             raise
         # The error comes from synthetic rows, so its text reveals nothing about the clients.
         raise InputError(
-            f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {WHY}"
+            f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {isolation.WHY}"
         ) from error
     if loss is None and task.loss is half_squared_error and one_row(clients)[1].shape[2:].numel() > 1:
         several = (
@@ -200,15 +191,15 @@ def _task(
     module = without_flat_weights(with_explicit_masks(_in_training(model))).to(place)
     _, targets = one_row(clients)
     task = Task(module, Layout.of(module), resolve(loss, targets), local, clients, place, execution.precision)
-    synthetic = synthetic_clients(task, declared)
+    synthetic = isolation.synthetic_clients(task, declared)
     if isolated:
         task = replace(task, synthetic=Synthetic(synthetic.tokens))
         # An error about a client's rows is private too, so a secure run checks synthetic rows.
-        check_on(synthetic, task)
-        check_rows(task)
+        isolation.check_on(synthetic, task)
+        isolation.check_rows(task)
     else:
         check_task(task, labels=True)
-    return replace(task, state_check=make_state_check(task, synthetic, isolated=isolated)), synthetic
+    return replace(task, state_check=isolation.make_state_check(task, synthetic, isolated=isolated)), synthetic
 
 
 def scores_of(
@@ -219,7 +210,7 @@ def scores_of(
     unit: int | None,
 ) -> ClientScores:
     """Build the metrics of clients from the shapes of the model's outputs, and try them once; a secure run uses synthetic rows."""
-    rows = measured_on if task.synthetic is None else synthetic_clients(task, 3)
+    rows = measured_on if task.synthetic is None else isolation.synthetic_clients(task, 3)
     require(
         bool((rows.sizes > 0).any()), "no client has enough rows to hold some out; raise held_out, or leave it out."
     )
@@ -257,10 +248,10 @@ def _trainer(
     """Choose the trainer, clients per chunk, clients per batch shape in an isolated run, and a note for the user."""
     limit, isolated = parse_memory(execution.memory), trial is not None
     if trial is not None:
-        check_recordings(trial, streams)
+        isolation.check_recordings(trial, streams)
     chunk = execution.chunk_size or automatic_chunk(trial or task, limit, isolated=isolated)
     if isolated:
-        chunk, _ = widths(cohort, chunk, None, fixed=fixed)
+        chunk, _ = isolation.widths(cohort, chunk, None, fixed=fixed)
     trainer, note = select(
         task, streams, execution.trainer, chunk=chunk, updates=rounds * cohort, budget=limit, trial=trial
     )
@@ -271,9 +262,9 @@ def _trainer(
         # Equal chunks, because every size needs its own CUDA graph.
         chunk = math.ceil(cohort / math.ceil(cohort / chunk)) if fixed else chunk
     if trial is not None:
-        chunk, unit = widths(cohort, chunk, trainer.unit, fixed=fixed)
+        chunk, unit = isolation.widths(cohort, chunk, trainer.unit, fixed=fixed)
         # This comes last: the size of the largest client must not affect the choices above.
-        record_own_shapes(trial, streams, int(task.clients.sizes.max()))
+        isolation.record_own_shapes(trial, streams, int(task.clients.sizes.max()))
     return trainer, int(chunk), unit, note
 
 

@@ -94,17 +94,17 @@ class PrivateFolder:
         with self._writing():
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
-            write_mark(self.file, NOTHING_CHARGED, mode=0o600)
+            write_mark(self.file, NOTHING_CHARGED)
             replace_text(self.path / "data.json", json.dumps({"key": key.hex(), "tag": tag(key)}), mode=0o600)
 
     def check_data(self, tag: Tag) -> None:
         """Raise `InputError` if any row of the data differs from the data that the run began with."""
-        content = self._read("data.json", _read_object)
+        content = self._read(self.path / "data.json", _read_object)
         try:
             key, expected = bytes.fromhex(content["key"]), content["tag"]
             same = secrets.compare_digest(tag(key), expected)
         except (KeyError, TypeError, ValueError):
-            raise self._damaged("data.json") from None
+            raise _damaged(self.path / "data.json") from None
         require(
             same,
             "the clients' data are not those that the run began with, and noise must not be reused with other data: resume with "
@@ -117,11 +117,10 @@ class PrivateFolder:
         return self.path / "anchor.json"
 
     def mark(self) -> LedgerMark:
-        return self._read("anchor.json", read_mark)
+        return self._read(self.file, read_mark)
 
     def remember(self, mark: LedgerMark) -> None:
-        """Move the anchor. An `OSError` reaches the caller that charges, so nothing is released without the anchor."""
-        write_mark(self.file, mark, mode=0o600)
+        write_mark(self.file, mark)
 
     def save_controls(self, round: int, controls: Tensor) -> None:
         tensors = {"client_controls": controls.detach().cpu().contiguous()}
@@ -141,7 +140,7 @@ class PrivateFolder:
                 controls: Tensor = file.get_tensor("client_controls").clone()
                 return controls
         except (SafetensorError, OSError):
-            raise self._damaged(path.name) from None
+            raise _damaged(path) from None
 
     def forget_controls(self, but: int | None = None) -> None:
         """Delete the clients' control variates of all rounds except round `but`."""
@@ -159,24 +158,13 @@ class PrivateFolder:
     def _controls(self, round: int) -> Path:
         return self.path / f"controls-{round}.safetensors"
 
-    def _read(self, name: str, read: Callable[[Path], Content | None]) -> Content:
-        try:
-            content = read(self.path / name)
-        except FileNotFoundError:
+    def _read(self, path: Path, read: Callable[[Path], Content | None]) -> Content:
+        if (content := _read_if_present(path, read)) is None:
             raise InputError(
-                f"the run can't be resumed: {name} of its private folder {str(self.path)!r} is missing. Copy that folder from "
+                f"the run can't be resumed: {path.name} of its private folder {str(self.path)!r} is missing. Copy that folder from "
                 f"the machine where the run was started, set {VARIABLE} to the folder that holds it, or start a new run."
-            ) from None
-        except OSError as error:
-            raise InputError(f"the private file {str(self.path / name)!r} can't be read: {error.strerror}.") from None
-        if content is None:
-            raise self._damaged(name)
+            )
         return content
-
-    def _damaged(self, name: str) -> InputError:
-        return InputError(
-            f"the private file {str(self.path / name)!r} is damaged: restore it from a backup, or start a new run."
-        )
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -208,19 +196,11 @@ class SharedAnchor:
 
     def mark(self) -> LedgerMark | None:
         """The mark in the anchor; None where this machine has no anchor of the ledger."""
-        try:
-            mark = read_mark(self.path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise InputError(f"the private file {str(self.path)!r} can't be read: {error.strerror}.") from None
-        if mark is None:
-            raise InputError(f"the private file {str(self.path)!r} is damaged: restore it from a copy.")
-        return mark
+        return _read_if_present(self.path, read_mark)
 
     def remember(self, mark: LedgerMark) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_mark(self.path, mark, mode=0o600)
+        write_mark(self.path, mark)
 
 
 def marks_of(run: object, first_hash: str) -> list[tuple[Path, LedgerMark]]:
@@ -234,6 +214,23 @@ def marks_of(run: object, first_hash: str) -> list[tuple[Path, LedgerMark]]:
     return [(file, mark) for file, mark in found if mark is not None and mark != NOTHING_CHARGED]
 
 
+def _read_if_present(path: Path, read: Callable[[Path], Content | None]) -> Content | None:
+    """The content of a private file; None where there is no file, `InputError` where it is damaged or can't be read."""
+    try:
+        content = read(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"the private file {str(path)!r} can't be read: {error.strerror}.") from None
+    if content is None:
+        raise _damaged(path)
+    return content
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(f"the private file {str(path)!r} is damaged: restore it from a backup, or start a new run.")
+
+
 def _read_object(path: Path) -> dict[str, Any] | None:
     """Read a JSON object from a file; None where the file holds none."""
     with open(path, "rb") as file:
@@ -245,9 +242,9 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def write_mark(path: Path, mark: LedgerMark, mode: int | None = None) -> None:
+def write_mark(path: Path, mark: LedgerMark) -> None:
     """Write the mark and sync it. An `OSError` reaches the caller that charges, so nothing is released without the mark."""
-    replace_text(path, json.dumps({"count": mark.count, "hash": mark.hash}) + "\n", mode)
+    replace_text(path, json.dumps({"count": mark.count, "hash": mark.hash}) + "\n", mode=0o600)
 
 
 def read_mark(path: Path) -> LedgerMark | None:
@@ -261,8 +258,19 @@ def read_mark(path: Path) -> LedgerMark | None:
 
 Anchor = PrivateFolder | SharedAnchor
 """An anchor: a file outside the run's folder that keeps the ledger's mark."""
-Refusal = Callable[[Ledger, LedgerMark, Path], LedgerError]
-"""(ledger, mark, file) → the error for a ledger that does not hold the mark of its anchor."""
+
+
+def check_newest(anchor: Anchor, ledger: Ledger, run: str) -> None:
+    """Raise `LedgerError` unless the ledger holds the mark in its anchor, or the run has not charged the ledger yet."""
+    mark = anchor.mark()
+    uncharged = mark == NOTHING_CHARGED and not any(entry.run == run for entry in ledger.entries)
+    if mark is not None and not uncharged and not ledger.holds(mark):
+        raise LedgerError(
+            f"the run can't go on: its ledger holds {len(ledger)} charges and is not the one that had {mark.count} at the last "
+            f"release ({str(anchor.file)!r} remembers it), so it was rolled back or replaced, or another copy of the run "
+            "continued. Restore the newest ledger, its .head file and the checkpoint, or start a new run with a ledger that holds "
+            "all charges."
+        )
 
 
 class SingleWriter:
@@ -276,17 +284,14 @@ class SingleWriter:
 
     Args:
         anchor: the anchor to lock and to move.
-        refusal: the error for a ledger that does not hold the mark.
-        unmarked: whether a mark that the ledger does not hold is accepted, because its run has not charged this ledger yet.
+        run: the name of the run that charges the ledger.
 
     Raises:
         LedgerError: another writer holds the anchor.
     """
 
-    def __init__(
-        self, anchor: Anchor, refusal: Refusal, unmarked: Callable[[Ledger, LedgerMark], bool] | None = None
-    ) -> None:
-        self.anchor, self._refusal, self._unmarked = anchor, refusal, unmarked
+    def __init__(self, anchor: Anchor, run: str) -> None:
+        self.anchor, self.run = anchor, run
         self._path = anchor.file.with_name(anchor.file.name + ".lock")
         descriptor = _lock(self._path)
         self._locked = descriptor is not None
@@ -295,10 +300,7 @@ class SingleWriter:
 
     def check(self, ledger: Ledger) -> None:
         """Raise `LedgerError` unless the ledger is the newest copy."""
-        mark = self.anchor.mark()
-        if mark is None or ledger.holds(mark) or (self._unmarked is not None and self._unmarked(ledger, mark)):
-            return
-        raise self._refusal(ledger, mark, self.anchor.file)
+        check_newest(self.anchor, ledger, self.run)
 
     def move(self, ledger: Ledger) -> None:
         """Set the anchor to the ledger's current mark; raises `LedgerError` unless the ledger is the newest copy."""

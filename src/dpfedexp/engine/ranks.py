@@ -32,7 +32,7 @@ from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.sums import Sums
 from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE, Answer, Cohort, Engine, Request
 from dpfedexp.engine.simulated import Simulation
-from dpfedexp.errors import InputError, RoundFailed, require
+from dpfedexp.errors import InputError, RoundFailed, first_line, require
 
 Outcome = tuple[int, Tensor, list[dict[str, Any]], PrivacyStatement, str | None]
 """The candidate, the reported parameters, the history, the privacy statement, and why the run stopped early."""
@@ -108,7 +108,7 @@ class RankCohort(Cohort):
             return RankCohort(dist.get_rank(), dist.get_world_size(), Heartbeat.start())
         except RuntimeError as error:
             raise RoundFailed(
-                f"rank {dist.get_rank()} could not meet the others before the first round: {_first_line(error)}"
+                f"rank {dist.get_rank()} could not meet the others before the first round: {first_line(error)}"
             ) from None
 
     @property
@@ -217,7 +217,7 @@ class RankCohort(Cohort):
             return error
         self.over = True
         return RoundFailed(
-            f"rank {self.rank} lost another rank in round {number} ({_first_line(error)}). Nothing of that round was released. "
+            f"rank {self.rank} lost another rank in round {number} ({first_line(error)}). Nothing of that round was released. "
             "Repeat the command to resume the run from its checkpoint, on any number of ranks."
         )
 
@@ -316,10 +316,6 @@ def _receive_controls(other: int) -> list[tuple[Tensor, Tensor]]:
         dist.recv(rows, other)
         controls.append((clients, rows))
     return controls
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200]
 
 
 def _about_connections(error: Exception) -> bool:

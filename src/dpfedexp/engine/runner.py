@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from dpfedexp.engine.outlets import METRICS, recorded
 from dpfedexp.engine.plan import Advice, Plan
 from dpfedexp.engine.run import Run, RunFacts, RunFolder, Status
 from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, call_hook, notify_callbacks
-from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, LedgerError, RoundFailed, require
+from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, LedgerError, RoundFailed, require, warn
 
 Measure = Callable[[State], dict[str, float]]
 
@@ -92,7 +91,8 @@ def run_to_end(
         )
         told = any(hasattr(one, "on_advice") for one in how.callbacks)
         tell: Callable[[Advice], object] = partial(call_hook, how.callbacks, "on_advice") if told else _warn
-        commentary = Advisor(plan, description.start, tell, _about_evaluation(engine))
+        more = evaluation_precision(engine.evaluation, engine.expected)
+        commentary = Advisor(plan, description.start, tell, more)
         facts = facts_of(open_run)
 
         def made(end: RunEnd) -> Run:
@@ -103,7 +103,7 @@ def run_to_end(
                 open_run.ledger,
                 trainer,
                 end.reason,
-                tuple(commentary.advice),
+                commentary.advice,
                 facts,
             )
 
@@ -208,19 +208,10 @@ class RunEnd(NamedTuple):
     stop_source: Source | Literal["hand", ""] = ""
 
 
-def _about_evaluation(engine: Engine) -> list[Advice]:
-    """Advice on whether the noise on the clients' metrics is too large."""
-    if engine.evaluation is None:
-        return []
-    variance = engine.evaluation.mechanism.noise_variance(engine.expected, engine.expected) or 0.0
-    half = engine.evaluation.metrics.half_width(math.sqrt(variance))
-    return evaluation_precision(half, engine.evaluation.every)
-
-
 def _warn(advice: Advice) -> None:
     """Issue an `AdviceWarning` for a warning; notes are only in `Run.advice`."""
     if advice.level == "warning":
-        warnings.warn(advice.sentence, AdviceWarning, stacklevel=6)
+        warn(advice.sentence, AdviceWarning)
 
 
 def _rounds(
@@ -243,7 +234,7 @@ def _rounds(
             found = engine.evaluate(open_run.state, open_run.ledger, budget)
         except RoundFailed as reason:
             # Training continues without these metrics.
-            warnings.warn(str(reason), AdviceWarning, stacklevel=2)
+            warn(str(reason), AdviceWarning)
             return
         if found is not None:
             epsilon = epsilon_so_far(open_run.ledger, delta, last=open_run.state.round == rounds)
@@ -313,7 +304,7 @@ def statement_of(open_run: OpenRun, end: RunEnd) -> PrivacyStatement:
         # The missing rounds on top of all charges in the ledger, because other runs may share the ledger.
         planned=[*charges, *votes, (engine.event, missing)] if end.reason else None,
         not_covered=run.not_covered,
-        reporting=run.reporting(open_run.history),
+        reporting=None if run.reporting is None else run.reporting(open_run.history),
         no_other_adjacency=run.no_other_adjacency,
         stopping=(end.stop_source or open_run.stop_source) if end.reason else "",  # type: ignore[arg-type]
         **engine.larger_deployment,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 OnRound = Callable[[Record], object]
-"""A callback with a round's record. It ends the run by raising or returning `Stop`, or by raising `StopIteration`."""
+"""A callback with a round's record. It ends the run by raising or returning `Stop`."""
 
 
 @checked
@@ -190,8 +190,6 @@ def _answer(callback: OnRound, record: Record) -> Stop | None:
         answer = callback(record)
     except Stop as stop:
         return stop
-    except StopIteration as stop:
-        return Stop(str(stop)) if str(stop) else Stop()
     return answer if isinstance(answer, Stop) else None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -30,12 +29,12 @@ from dpfedexp.engine.runner import RunnerOptions, run_to_end
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.engine.tournament import Candidate, candidates_of, compared
-from dpfedexp.errors import InputError, checked, first_line, is_count, is_number, require
+from dpfedexp.errors import InputError, checked, first_line, is_count, is_number, require, warn
 from dpfedexp.evaluation import Evaluate, Evaluation, Evaluations, on_test_set
 from dpfedexp.mechanisms import Secure
 from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, as_execution
 from dpfedexp.trainers.select import trainer_again
-from dpfedexp.trainers.task import Clients, applied
+from dpfedexp.trainers.task import Clients, Task, applied
 
 TRAIN_HINTS = {
     "lr": "local=Sgd(lr=0.1, steps=10)",
@@ -118,9 +117,9 @@ def train(
             loss. One candidate is left after a fifth of the rounds (docs/tuning.md).
         diagnostics: also record values that are not private (their names start with `nonprivate_`), for studying the algorithm.
         on_round: a callback, or a list of callbacks, called with every completed round's record. A callback that raises or
-            returns `Stop`, or raises `StopIteration`, ends the run: the run so far is returned, and the statement says so. A
-            callback with a method `on_advice` gets advice about the run; without one, warnings become an `AdviceWarning`. See
-            `EarlyStopping`, `OnAdvice` and `dpfedexp.sinks`.
+            returns `Stop` ends the run: the run so far is returned, and the statement says so. A callback with a method
+            `on_advice` gets advice about the run; without one, warnings become an `AdviceWarning`. See `EarlyStopping`,
+            `OnAdvice` and `dpfedexp.sinks`.
 
     Returns:
         The trained model, the history, the privacy statement and the ledger (`Run`). Ctrl-C loses no completed round: it raises
@@ -175,7 +174,9 @@ def train(
         trainer = simulation.trainer.name
 
         def filled(candidate: int, w: torch.Tensor) -> nn.Module:
-            return _filled(models[candidate], simulations[candidate].task.layout, w)
+            trained = copy.deepcopy(models[candidate])
+            simulations[candidate].task.layout.write(trained, w)
+            return trained
 
         if team is not None:
             team.simulation = simulation
@@ -184,15 +185,14 @@ def train(
             candidate, w, history, statement, stopped = team.follow(engine)
             return Run(filled(candidate, w), history, statement, Ledger.in_memory(), trainer, stopped)
         if note:
-            warnings.warn(note, stacklevel=3)
-        if last is not None and last.progress.round >= rounds:
-            warnings.warn(f"the folder {str(out)!r} holds this run, which is complete: no round is made.", stacklevel=3)
-        measures = [make_evaluator(server, clients, one, own) for one, own in zip(simulations, models, strict=True)]
+            warn(note)
+        tasks = [one.task for one in simulations]
+        measures = [make_evaluator(server, clients, *own) for own in zip(tasks, models, strict=True) if server]
         how = RunnerOptions(
             run_folder,
             ledger,
             last,
-            None if measures[0] is None else lambda state: cast(Evaluator, measures[state.candidate])(state),
+            (lambda state: measures[state.candidate](state)) if measures else None,
             every,
             budget,
             callbacks,
@@ -211,6 +211,10 @@ def train(
         options: dict[str, Any] = {"local": local, "execution": seeded, "secure": secure, "budget": budget}
 
         def facts(open_run: OpenRun) -> RunFacts:
+            if last is not None:
+                folder, done = str(open_run.folder), open_run.state.round
+                complete = f"the folder {folder!r} holds this run, which is complete: no round is made."
+                warn(complete if done >= rounds else f"resuming at round {done + 1} of {rounds} from {folder!r}.")
             names = {"model": type(simulation.task.model).__name__, "data": type(clients).__name__}
             return facts_of(engine, open_run, run_folder, **names, options=options, trainer=trainer)
 
@@ -250,20 +254,10 @@ def frozen_tag(model: nn.Module, layout: Layout) -> str | None:
     return digest(held) if held else None
 
 
-def _filled(model: nn.Module, layout: Layout, w: torch.Tensor) -> nn.Module:
-    trained = copy.deepcopy(model)
-    layout.write(trained, w)
-    return trained
-
-
-def make_evaluator(
-    evaluation: Evaluation | None, clients: Clients, simulation: Simulation, model: nn.Module
-) -> Evaluator | None:
-    """Build the evaluator for a test set or a function; None without one. A test set is tried before the first round."""
-    if evaluation is None:
-        return None
+def make_evaluator(evaluation: Evaluation, clients: Clients, task: Task, model: nn.Module) -> Evaluator:
+    """Build the function that measures a state, on a test set or by a function. A test set is tried before the first round."""
     if callable(evaluation.on):
-        return Evaluator(model, simulation, evaluation.on, asks=False)
+        return Evaluator(model, task, evaluation.on, asks=False)
     test = evaluation.on
     cast = getattr(clients, "prepare", None)
     if cast is None:
@@ -271,7 +265,6 @@ def make_evaluator(
             f"evaluate is a test set, but a {type(clients).__name__} has no method prepare that casts it as the clients' data are; "
             "give a function (model) → dict instead."
         )
-    task = simulation.task
     inputs, targets = cast(test[0], test[1], task.device)
     measure = on_test_set(inputs, targets, task.loss, metrics=evaluation.metrics)
     shapes = f"inputs of shape {shape_of(inputs)} and targets of shape {tuple(targets.shape)}"
@@ -285,31 +278,28 @@ def make_evaluator(
             raise InputError(
                 f"evaluate has {shapes}, which do not fit the model and its loss: {first_line(error)}"
             ) from None
-    return Evaluator(model, simulation, measure, asks=True)
+    return Evaluator(model, task, measure, asks=True)
 
 
 class Evaluator:
     """Evaluate released parameters, in a copy of the model that clients do not train.
 
     Every evaluation uses a new copy, because modules may keep state and a caller's function may change them. If `asks` is True, as
-    for a test set, `evaluate` only calls the model: frozen parameters are not copied, and nothing is copied if all modules are
-    torch's own, which keep no state in eval mode.
+    for a test set, `evaluate` only calls the model, and frozen parameters are not copied.
     """
 
-    def __init__(self, model: nn.Module, simulation: Simulation, evaluate: Evaluate, *, asks: bool) -> None:
-        self.task, self.evaluate, self.asks = simulation.task, evaluate, asks
-        self.copy = copy.deepcopy(model).to(self.task.device).eval()
-        held = dict(self.task.model.named_parameters())
-        for name, own in self.copy.named_parameters():
-            if not own.requires_grad:
-                # Frozen parameters share memory with the clients' model.
-                own.data = held[name].data
-        self.forgets = asks and all(map(_is_torchs_own, self.copy.modules()))
+    def __init__(self, model: nn.Module, task: Task, evaluate: Evaluate, *, asks: bool) -> None:
+        self.task, self.evaluate = task, evaluate
+        self.copy = copy.deepcopy(model).to(task.device).eval()
+        held = dict(task.model.named_parameters())
+        frozen = {name: own for name, own in self.copy.named_parameters() if not own.requires_grad}
+        for name, own in frozen.items():
+            # Frozen parameters share memory with the clients' model.
+            own.data = held[name].data
+        self.shared = {id(own): own for own in frozen.values() if asks}
 
     def __call__(self, state: State) -> dict[str, float]:
-        frozen = [parameter for parameter in self.copy.parameters() if self.asks and not parameter.requires_grad]
-        held = {id(parameter): parameter for parameter in frozen}
-        model = self.copy if self.forgets else copy.deepcopy(self.copy, held)
+        model = copy.deepcopy(self.copy, dict(self.shared))
         self.task.layout.write(model, state.reported.to(self.task.device))
         found = self.evaluate(model)
         if not isinstance(found, Mapping):
@@ -317,12 +307,6 @@ class Evaluator:
                 f"evaluate returned a {type(found).__name__}; it must return a dict of numbers by name, {{'loss': 0.3}}."
             )
         return {name: _number(name, value) for name, value in found.items()}
-
-
-def _is_torchs_own(module: nn.Module) -> bool:
-    """Whether a module's forward is torch's own, without hooks."""
-    hooked = any(getattr(module, kind) for kind in ("_forward_hooks", "_forward_pre_hooks"))
-    return type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module) and not hooked
 
 
 def _number(name: str, value: Any) -> float:

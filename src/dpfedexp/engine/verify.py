@@ -99,45 +99,39 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
     header, charges = ledger.header, ledger.charges()
     rounds = _rounds_charged(run, ledger)
     if claim is None:
-        reporting, made = header.get("reporting", 0), sum(count for _, count in rounds)
+        made = sum(count for _, count in rounds)
         stopped = planned is not None and 0 < made < planned
-        return PrivacyStatement.from_charges(
-            charges,
-            float(header.get("delta", 1e-5)),
-            algorithm=str(header.get("algorithm", "this run")),
-            clients=int(header.get("clients", 0)),
-            simulated=bool(header.get("simulated", True)),
-            # The smallest number of clients that report in a round; 0 where unknown.
-            reporting=reporting if type(reporting) is int and reporting >= 0 else 0,
-            no_other_adjacency=str(header.get("no_other_adjacency", "")),
-            planned=[*charges, *_left(run, ledger, rounds, made, planned or 0)] if stopped else None,
-            stopping="hand" if stopped else "",
-            **_context(header),
-        )
-    missing = None
-    if claim.stopping and claim.planned_rounds is not None and rounds:
-        # The statement of a run that stopped early includes its planned rounds, which are all alike.
-        missing = [*charges, *_left(run, ledger, rounds, claim.rounds, claim.planned_rounds)]
-    statement = PrivacyStatement.from_charges(
-        charges,
-        claim.delta,
-        planned=missing,
-        stopping=claim.stopping,
-        algorithm=claim.algorithm,
-        clients=claim.clients,
-        simulated=claim.simulated,
-        reporting=0 if claim.reporting is None else claim.reporting,
+        known: dict[str, Any] = {
+            "delta": float(header.get("delta", 1e-5)),
+            "algorithm": str(header.get("algorithm", "this run")),
+            "clients": int(header.get("clients", 0)),
+            "simulated": bool(header.get("simulated", True)),
+            "no_other_adjacency": str(header.get("no_other_adjacency", "")),
+            "stopping": "hand" if stopped else "",
+            "reporting": 0,
+        }
+    else:
+        made, planned = claim.rounds, claim.planned_rounds
+        stopped = bool(claim.stopping and planned is not None and rounds)
+        known = {name: getattr(claim, name) for name in ("delta", "algorithm", "clients", "simulated", "stopping")}
+        # The smallest number of clients that report in a round; 0 where unknown.
+        known["reporting"] = claim.reporting or 0
         # A claim without a number for the other adjacency claims less, so its reason is accepted.
-        no_other_adjacency="" if claim.other_adjacency is not None else claim.no_other_adjacency,
-        **_context(header),
-    )
-    return replace(
-        statement,
-        not_covered=claim.not_covered,
-        # Automatic choices are not in the ledger, and the guarantee does not depend on them.
-        choices=claim.choices,
-        planned_rounds=claim.planned_rounds,
-        planned_epsilon_total=claim.planned_epsilon_total,
+        known["no_other_adjacency"] = "" if claim.other_adjacency is not None else claim.no_other_adjacency
+    # The statement of a run that stopped early includes its planned rounds, which are all alike.
+    missing = [*charges, *_left(run, ledger, rounds, made, planned or 0)] if stopped else None
+    statement = PrivacyStatement.from_charges(charges, planned=missing, **known, **_context(header))
+    return (
+        statement
+        if claim is None
+        else replace(
+            statement,
+            not_covered=claim.not_covered,
+            # Automatic choices are not in the ledger, and the guarantee does not depend on them.
+            choices=claim.choices,
+            planned_rounds=claim.planned_rounds,
+            planned_epsilon_total=claim.planned_epsilon_total,
+        )
     )
 
 
@@ -145,7 +139,8 @@ def _left(
     run: Path, ledger: Ledger, rounds: list[tuple[Event, int]], made: int, planned: int
 ) -> list[tuple[Event, int]]:
     """Planned charges that a run that stopped early did not make: rounds, votes and evaluations by its clients."""
-    left, own = [(_usual(rounds), max(0, planned - made))], _run_of(run, ledger)
+    usual, _ = max(rounds, key=lambda charge: charge[1])
+    left, own = [(usual, max(0, planned - made))], _run_of(run, ledger)
     for vote in _announced(run, ledger, own, "votes") or ():
         try:
             event, numbers = from_json(vote["event"]), [int(number) for number in vote["rounds"]]
@@ -169,6 +164,11 @@ def _announced(run: Path, ledger: Ledger, own: str | None, name: str) -> Any:
     """A field that the run announced before its first round: in its ledger's header, or in `run.json` for a shared ledger."""
     if ledger.header.get("run") == own:
         return ledger.header.get(name)
+    return _fact(run, name)
+
+
+def _fact(run: Path, name: str) -> Any:
+    """A field of `run.json`; None where the file or the field is missing."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return json.loads((run / FACTS).read_text(encoding="utf-8"))[name]
     return None
@@ -204,8 +204,10 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         return [Check("ledger", False, _without_ledger(run), incomplete=True)]
     try:
         ledger = open_ledger(run)
+        marks: list[tuple[Path, LedgerMark]] = []
+        with contextlib.suppress(InputError):  # this machine has no private folder, or can't read it
+            marks = marks_of(ledger.header.get("run"), ledger.first_hash)
         # Reopen: a run in progress charges its ledger before it moves its anchors, so the ledger must be read after the marks.
-        marks = _marks(ledger)
         ledger = open_ledger(run)
     except LedgerError as error:
         return [Check("ledger", False, str(error))]
@@ -238,10 +240,7 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
 
 def _run_of(folder: Path, ledger: Ledger) -> str | None:
     """The name of the folder's run, from `run.json`, or from the header of its ledger."""
-    try:
-        named = json.loads((folder / FACTS).read_text(encoding="utf-8"))["run"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        named = None
+    named = _fact(folder, "run")
     known = named if isinstance(named, str) and any(entry.run == named for entry in ledger.entries) else None
     return known or ledger.header.get("run")
 
@@ -253,19 +252,12 @@ def _rounds_charged(folder: Path, ledger: Ledger) -> list[tuple[Event, int]]:
     return [(event, count) for event, count in events.items() if not event.question]
 
 
-def _usual(rounds: Sequence[tuple[Event, int]]) -> Event:
-    return max(rounds, key=lambda charge: charge[1])[0]
-
-
 def _check_sealed(run: Path, ledger: Ledger) -> list[Check]:
     """Check that model and checkpoint have the hashes that the ledger was sealed with."""
     sealed = ledger.sealed(_run_of(run, ledger) or "")
     if sealed is None or "model" not in sealed:
-        return [
-            Check(
-                "model", False, f"the ledger names no model: the run has not finished; {MODEL} is not bound to it", True
-            )
-        ]
+        unbound = f"the ledger names no model: the run has not finished; {MODEL} is not bound to it"
+        return [Check("model", False, unbound, incomplete=True)]
     checks = []
     for name, file in (("model", MODEL), ("checkpoint", CHECKPOINT)):
         if name not in sealed:
@@ -288,13 +280,6 @@ def _without_ledger(run: Path) -> str:
     if (run / LEDGER_HEAD).exists():
         return f"{LEDGER} does not exist, but {LEDGER_HEAD} does: it was taken away. Put it back"
     return f"{LEDGER} does not exist; a run that charges a ledger elsewhere can be checked only with a copy of it under this name"
-
-
-def _marks(ledger: Ledger) -> list[tuple[Path, LedgerMark]]:
-    try:
-        return marks_of(ledger.header.get("run"), ledger.first_hash)
-    except InputError:  # this machine has no private folder, or can't read it
-        return []
 
 
 def _check_released(run: Path, ledger: Ledger) -> Check:

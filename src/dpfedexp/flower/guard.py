@@ -483,7 +483,7 @@ def _remember(files: GuardFiles, outside: SharedAnchor, seen: LedgerMark | None,
             f"{str(outside.path)!r} was changed while {files.ledger.name} was in use; nothing is answered."
         )
     mark = ledger.mark()
-    write_mark(files.anchor, mark, 0o600)
+    write_mark(files.anchor, mark)
     for anchor in (outside, _outside(files.ledger)):
         anchor.remember(mark)
 

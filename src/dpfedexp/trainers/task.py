@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -21,7 +20,7 @@ from dpfedexp.core.losses import Loss, check_labels, check_loss, output_warning
 from dpfedexp.core.modules import Inputs, Layout, Params, arguments, call, each, in_float, leaves, shape_of
 from dpfedexp.core.noise import Streams
 from dpfedexp.data.federation import Federation
-from dpfedexp.errors import InputError, first_line
+from dpfedexp.errors import InputError, first_line, warn
 from dpfedexp.trainers import draws
 from dpfedexp.trainers.draws import Drawing, ModuleTraits, client_keys, seeded_generators
 from dpfedexp.trainers.module_checks import StateCheck
@@ -308,7 +307,7 @@ def check_task(task: Task, *, labels: bool = False) -> None:
         check_loss(task.loss, outputs, y[0])
     draws.check_draws(copy.deepcopy(task.model), own)
     if (doubt := output_warning(task.loss, outputs)) is not None:
-        warnings.warn(doubt, stacklevel=2)
+        warn(doubt)
     if labels:
         check_labels("the clients' targets", task.loss, outputs, getattr(task.clients, "targets", None))
         _check_words(task, model)
