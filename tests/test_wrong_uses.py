@@ -140,6 +140,22 @@ DATA = {
         lambda: Federation.from_folder("nowhere", target="y"),
         "no folder; give the folder that holds one file",
     ),
+    "one row too few": (
+        lambda: Federation.from_arrays(X[:3], LABELS, client_ids=[0, 0, 1, 1]),
+        "inputs has 3 rows and targets has 4",
+    ),
+    "a table as a list of clients": (
+        lambda: Federation.from_clients(pytest.importorskip("pandas").DataFrame({"user": [1]})),
+        "clients is a DataFrame",
+        "Federation.from_pandas(df, by='user', target='y')",
+    ),
+    "user of a table": (lambda: table(user="user"), "no argument 'user'. Write by='user'"),
+    "label of a table": (lambda: table(label="y"), "no argument 'label'. Write target='label'"),
+    "text targets": (
+        lambda: Federation.from_arrays(X, ["a", "b", "c", "a"], [0] * 4),
+        "targets has dtype <U1",
+        "number the classes",
+    ),
     "too many clients": (lambda: Federation.iid(X, LABELS, clients=10), "clients is 10", "4 rows"),
 }
 LOSSES = {
@@ -155,6 +171,17 @@ LOSSES = {
         "nn.Flatten(0)",
     ),
     "labels from 1": (lambda: trained(federation=clients(LABELS + 1)), "labels from 1 to 3", "number them from 0"),
+    "labels from 1, the first row has the last": (
+        lambda: trained(federation=clients(LABELS.flip(0) + 1)),
+        "labels from 1 to 3",
+        "number them from 0",
+    ),
+    "labels from 1 in a test set": (
+        lambda: trained(evaluate=(X, LABELS.flip(0) + 1)),
+        "evaluate has inputs",
+        "labels from 1 to 3",
+        "number them from 0",
+    ),
     "labels of ±1": (lambda: trained(nn.Linear(3, 1), clients(2 * BITS - 1), loss="bce"), "(targets + 1) / 2"),
     "many outputs for a number": (
         lambda: trained(federation=clients(NUMBERS)),
@@ -239,6 +266,13 @@ RUNS = {
     "fit with a class": (lambda: fit(nn.Linear, clients()), "model is the class Linear", "pass an instance, Linear(…)"),
     "fit with rows": (lambda: fit(nn.Linear(3, 3), [(X, LABELS)]), "clients is a list", "Federation.from_clients(…)"),
     "fit with target_epsilon": (lambda: fit(nn.Linear(3, 3), clients(), target_epsilon=8.0), "Write epsilon=8.0"),
+    "validation_data": (lambda: trained(validation_data=(X, LABELS)), "Write evaluate=(inputs, targets)"),
+    "test_data": (lambda: fit(nn.Linear(3, 3), clients(), test_data=(X, LABELS)), "Write evaluate=(inputs, targets)"),
+    "random_state": (lambda: trained(random_state=0), "Write execution=Execution(seed=1)"),
+    "verbose": (lambda: fit(nn.Linear(3, 3), clients(), verbose=1), "Write on_round=print to see every round"),
+    "optimizer": (lambda: trained(optimizer="sgd"), "Write local=Sgd(lr=0.1, steps=10)"),
+    "local_steps of fit": (lambda: fit(nn.Linear(3, 3), clients(), local_steps=5), "fit chooses it", "use train("),
+    "n_rounds": (lambda: fit(nn.Linear(3, 3), clients(), n_rounds=5), "Write rounds"),
     "a plot of one metric": (lambda: measured().plot("test_loss"), "plot takes 0 arguments"),
 }
 ROOMS = {"model": MODELS, "data": DATA, "loss": LOSSES, "optimizer": OPTIMIZERS, "privacy": PRIVACY, "run": RUNS}
@@ -260,6 +294,13 @@ def test_a_wrong_use_is_answered_by_a_sentence_with_the_fix(name, tmp_path, monk
     with pytest.raises(InputError) as caught:
         act()
     check_sentence(str(caught.value), tuple(words))
+
+
+def test_a_constructor_that_does_not_exist_gets_the_right_call():
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'from_csv'\. Write Federation\.from_pandas\(pandas\.read_csv\("
+    ):
+        _ = Federation.from_csv
 
 
 def test_a_misspelt_name_of_the_package_gets_the_right_one():

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from dpfedexp.errors import BudgetExceeded as BudgetExceeded
     from dpfedexp.errors import InputError as InputError
     from dpfedexp.evaluation import Evaluation as Evaluation
+    from dpfedexp.report.compare import compare as compare
+    from dpfedexp.report.compare import plan as plan
     from dpfedexp.trainers.execution import Execution as Execution
 else:
     # Hidden from type checkers, for which a module `__getattr__` would make every misspelt name an Any.

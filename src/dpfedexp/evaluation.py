@@ -321,6 +321,16 @@ def measures(traits: LossTraits, outputs: Any, targets: Tensor) -> list[Measure]
     return []
 
 
+def majority_share(loss: Loss, outputs: Any, targets: Tensor) -> float | None:
+    """Compute the accuracy of always predicting the most frequent class of the targets; None where accuracy is not defined."""
+    traits = loss_traits(loss)
+    taken = measures(traits, outputs, targets)
+    if not any(isinstance(one, Shares) and "accuracy" in one.parts for one in taken):
+        return None
+    labels = targets[targets != traits.ignored].flatten()
+    return int(labels.unique(return_counts=True)[1].max()) / len(labels)
+
+
 def _of_classes(traits: LossTraits, targets: Tensor, classes: int) -> list[Measure]:
     labels = targets[targets != traits.ignored]
     if targets.is_floating_point() or labels.numel() == 0 or int(labels.min()) < 0 or int(labels.max()) >= classes:

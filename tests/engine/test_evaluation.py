@@ -368,3 +368,13 @@ def test_a_loss_at_its_bound_is_marked_in_history_and_page(tmp_path):
     assert "clients_loss_at_bound" not in metrics_in(run.history)
     assert "may be above its bound in 2 rounds" in str(run_section(read_run(tmp_path / "run")))
     assert "clients_loss_at_bound" not in run_of(rounds=2).history[-1]
+
+
+def test_too_few_clients_for_their_own_evaluation_are_told_how_many_it_takes():
+    clients = Federation.from_clients([(torch.eye(3), torch.arange(3))] * 50)
+    with pytest.warns(AdviceWarning, match="with 50 clients a round an accuracy") as caught:
+        run = fit(nn.Linear(3, 3), clients, rounds=20, evaluate="clients")
+    (said,) = [str(one.message) for one in caught if "evaluate is 'clients'" in str(one.message)]
+    assert "it takes about 440 clients a round at this ε" in said
+    assert "evaluate=(inputs, targets)" in said
+    assert not any("clients_accuracy" in record for record in run.history)

@@ -1,18 +1,20 @@
 """A run from Python leaves the folder that the command line leaves, and what is missing in one is not taken for a lie."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from dpfedexp import InputError, Run, fit
+from dpfedexp import Federation, InputError, Run, fit
 from dpfedexp.cli import app
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.engine.verify import outcome, read_claim, verify_run
-from dpfedexp.report.page import read_run
+from dpfedexp.report.page import read_run, report
 from tests.engine.small import ROUNDS, Crash, crash_after, federation, network, small_run
 
 TOML = """
@@ -235,3 +237,24 @@ def test_a_second_run_in_the_same_folder_leaves_the_metrics_of_the_first_alone(t
     train(tmp_path, "run")
     assert [line["round"] for line in records(tmp_path / "run")] == [1, 2, 3]
     assert checkpoint.read_progress(tmp_path / "run").round == 3
+
+
+def test_the_report_of_fit_says_fit(tmp_path):
+    clients = Federation.from_clients([(torch.eye(3), torch.zeros(3))] * 30)
+    run = fit(nn.Linear(3, 1), clients, epsilon=4, rounds=2, out=tmp_path / "run")
+    assert run.facts.command == "fit(Linear, Federation, epsilon=4.0, rounds=2)"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["command"] == run.facts.command
+    assert run.facts.command in report(tmp_path / "run").read_text(encoding="utf-8")
+
+
+def test_every_field_of_the_history_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
+    names = re.findall(r"`([a-z_]+…?)`", page.partition("## The history")[2].partition("\n## ")[0])
+    clients = Federation.from_clients([(torch.eye(3), torch.zeros(3))] * 300)
+    run = fit(nn.Linear(3, 1), clients, rounds=4, evaluate=[(torch.eye(3), torch.zeros(3)), "clients"])
+    fields = {key for record in run.history for key in record}
+    assert {"noisy_mean_improved", "noisy_mean_within_clip", "clients_error_median"} <= fields
+    known = [(name.removesuffix("…"), name.endswith("…")) for name in names]
+    assert [
+        key for key in fields if not any(key == name or (more and key.startswith(name)) for name, more in known)
+    ] == []

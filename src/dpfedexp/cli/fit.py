@@ -72,22 +72,15 @@ def fit(
     """Train privately with automatic δ, rounds, clip, step size and local rate; the statement says what was chosen."""
     from dpfedexp.config import problem
     from dpfedexp.config.settings import apply_override, parse
-    from dpfedexp.engine.fit import LOCAL_STEPS, MOST_EXAMPLES, describe_choices
+    from dpfedexp.engine.fit import describe_choices, fit_settings
 
     if (arrays is None) == (data_set is None):
         raise InputError("pass either ARRAYS.npz or --data-set for the clients' data.")
     tree: dict[str, Any] = {
         "data": {"kind": data_set} if arrays is None else {"kind": "npz", "path": str(arrays)},
         "model": {},
-        "algorithm": {
-            "name": "cdp_fedexp",
-            "clip": "adaptive",
-            "target_epsilon": float(epsilon),
-            "delta": delta,
-            "adjacency": adjacency,
-            "step": "safe",
-        },
-        "local": {"lr": "auto", "steps": LOCAL_STEPS, "max_examples": MOST_EXAMPLES},
+        **(chosen := fit_settings(float(epsilon), 1)),
+        "algorithm": chosen["algorithm"] | {"delta": delta, "adjacency": adjacency, "step": "safe"},
         "participation": {"population": population},
         "run": {"seed": seed, "device": device, "secure": secure} | ({} if rounds is None else {"rounds": rounds}),
     }

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from dpfedexp.cli.options import CENTRAL, JsonOption, MechanismOption, print_json
-from dpfedexp.cli.train import public_sizes, show_advice
+from dpfedexp.cli.train import public_sizes
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
     from dpfedexp.engine.plan import Plan
-
-COLORS = {"clear": "green", "noisy rounds": "yellow", "mostly noise": "dark_orange", "no signal": "red", None: "dim"}
-LEGEND = (
-    "noise/clip: norm of the noise in the mean of one round, over the clip C. Best signal: signal over noise of all rounds "
-    "together if all clients pushed the same way by the whole clip in every round; no data do better. Clients needed: for a best "
-    "signal of 1."
-)
 
 
 def plan(
@@ -51,8 +41,9 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show how much signal to expect at each ε and number of rounds, from public numbers alone."""
-    from dpfedexp.engine.advice import preflight
     from dpfedexp.engine.plan import EPSILONS, ROUNDS, default_delta, plans, sampling_rates
+    from dpfedexp.report.compare import plan_section
+    from dpfedexp.report.document import wide
 
     chosen: Plan | None = None
     if file is not None:
@@ -78,13 +69,11 @@ def plan(
     rows = list(grid)
     # Without a file: the row with the largest cohort, then ε nearest to 8, then rounds nearest to 50.
     advised = chosen or min(rows, key=lambda one: (-one.cohort, abs(one.epsilon - 8), abs(one.rounds - 50)))
+    section = plan_section(rows, advised)
     if as_json:
-        fields = ("epsilon", "rounds", "cohort", "noise_multiplier", "best_signal", "clients_needed", "verdict")
-        told = [{"noise_over_clip": one.noise_share} | {name: getattr(one, name) for name in fields} for one in rows]
-        about = {"clients": population, "parameters": dimension, "delta": at, "mechanism": kind}
-        print_json({**about, "rows": told, "advice": [one.to_json() for one in preflight(advised)]})
-        return
-    _print(rows, advised, at, kind)
+        print_json(section.data)
+    else:
+        section.show(wide())
 
 
 def _of_file(path: Path) -> Plan:
@@ -116,40 +105,3 @@ def _dimension(parameters: int | None, model: str | None) -> int:
     from dpfedexp.models import build
 
     return sum(p.numel() for p in build(model or "", 0).parameters() if p.requires_grad)
-
-
-def _print(rows: Sequence[Plan], advised: Plan, delta: float, kind: str) -> None:
-    from dpfedexp.engine.advice import preflight
-    from dpfedexp.engine.plan import number
-    from dpfedexp.report.document import wide
-
-    console = wide()
-    first = rows[0]
-    title = f"{first.population:,} clients, {first.dimension:,} parameters, δ = {delta:g}, {kind}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for column in ("ε", "rounds", "cohort", "z", "noise/clip", "best signal", "clients needed"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-
-    def shown(value: float | None) -> str:
-        return "–" if value is None else number(value)
-
-    for place, one in enumerate(rows):
-        follows = place + 1 < len(rows) and rows[place + 1].epsilon == one.epsilon
-        numbers = (one.noise_multiplier, one.noise_share, one.best_signal, one.clients_needed)
-        table.add_row(
-            f"{one.epsilon:g}",
-            str(one.rounds),
-            "all" if one.sampling.kind == "full" else number(one.cohort),
-            *map(shown, numbers),
-            f"[{COLORS[one.verdict]}]{one.verdict or 'not known'}[/]",
-            end_section=not follows,
-        )
-    console.print(table)
-    console.print(f"[dim]{LEGEND}[/]\n", highlight=False)
-    who = "all of them" if advised.sampling.kind == "full" else f"{number(advised.cohort)} of them"
-    console.print(f"At ε = {number(advised.epsilon)} over {advised.rounds} rounds with {who} in each:", highlight=False)
-    for advice in preflight(advised):
-        show_advice(advice, console)
-    if not preflight(advised):
-        console.print("No warnings.")

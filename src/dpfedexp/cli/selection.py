@@ -26,6 +26,7 @@ from dpfedexp.algorithms.round import Full
 from dpfedexp.cli import trials
 from dpfedexp.cli.trials import Sweep, Trial
 from dpfedexp.engine.outlets import CONFIG
+from dpfedexp.engine.plot import main_metric
 from dpfedexp.engine.private_folder import VARIABLE, is_run_id, root
 from dpfedexp.engine.run import Run
 from dpfedexp.errors import InputError, require
@@ -81,7 +82,7 @@ def _publish(
 ) -> str:
     """Copy the best run out of the private folder, with the statement of the selection; return the text of the result."""
     records = [read_run(hidden.folder(trial)) for trial in done]
-    name = trials.metric_of(records, metric)
+    name = main_metric([one.history for one in records], metric, "--select")
     sign = 1.0 if trials.higher_is_better(name) else -1.0
     best = done[max(range(len(done)), key=lambda number: sign * trials.last(records[number], name))]
     run = Run.load(hidden.folder(best))

@@ -192,18 +192,20 @@ def command_line() -> str:
     return shlex.join(words)
 
 
-def show_advice(advice: Advice, console: Console | None = None) -> None:
+def show_advice(advice: Advice) -> None:
     """Print a message on standard error, above a progress bar; "dead" is skipped, because `show_run` prints it at the end."""
     if advice.code == "dead":
         return
     word = "[bold yellow]Warning:[/]" if advice.level == "warning" else "[yellow]Note:[/]"
-    (console or Console(stderr=True)).print(f"{word} {escape(advice.sentence)}", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(f"{word} {escape(advice.sentence)}", highlight=False, soft_wrap=True)
 
 
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
     """Print the results of a finished run on the terminal."""
     from dpfedexp.accounting.statement import wrap
     from dpfedexp.engine.outlets import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
+    from dpfedexp.engine.plot import name_of
+    from dpfedexp.engine.run import baseline_text
     from dpfedexp.engine.runner import OF_LARGER_DEPLOYMENT, show
 
     if run.history:
@@ -214,6 +216,9 @@ def show_run(console: Console, run: Run, folder: RunFolder) -> None:
                 str(record["round"]), show(record, "" if run.privacy.noise_cohort is None else OF_LARGER_DEPLOYMENT)
             )
         console.print(table)
+        for key in run.baselines:
+            value = run.history[-1][key]
+            console.print(f"{name_of(key)} {value:.4g}{baseline_text(run.baselines, key)}", highlight=False)
     if run.stopped:
         console.print(f"[yellow]Stopped early:[/] {run.stopped}", highlight=False)
     console.print(wrap(run.privacy.text, min(console.width, 120)), highlight=False, soft_wrap=True, markup=False)

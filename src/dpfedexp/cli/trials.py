@@ -17,8 +17,8 @@ from dpfedexp.accounting import Event, Ledger, NonPrivateEvent, compose
 from dpfedexp.accounting.pld import selection_epsilon
 from dpfedexp.config import Settings, load
 from dpfedexp.engine.outlets import CHECKPOINT, ERROR, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, recorded
-from dpfedexp.engine.plot import Chart, Panel, Series, name_of
-from dpfedexp.errors import InputError, LedgerError, nearest, require
+from dpfedexp.engine.plot import Chart, Panel, Series, main_metric, name_of
+from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_text
 from dpfedexp.machine import JobProgress, cores
 from dpfedexp.report.document import Section, Table
@@ -284,16 +284,6 @@ def last(run: RunRecord, metric: str) -> float:
     return float(values[-1]) if values and isinstance(values[-1], int | float) and math.isfinite(values[-1]) else worst
 
 
-def metric_of(runs: Sequence[RunRecord], asked: str | None) -> str:
-    """Return the metric for the ranking: `asked`, or by default the accuracy, or the first metric."""
-    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    if not names:
-        raise InputError("the runs of the sweep have no metric to rank by; pass a test set.")
-    if asked is not None and asked not in names:
-        raise InputError(f"--select is {asked!r}, which the runs did not measure.{nearest(asked, names)}")
-    return asked or ("test_accuracy" if "test_accuracy" in names else names[0])
-
-
 def section(
     plan: Sweep, made: Sequence[Trial], failed: Mapping[Trial, str], select: str | None, delta: float, command: str
 ) -> Section:
@@ -309,7 +299,7 @@ def section(
         groups.setdefault(trial.label, []).append(read_run(plan.folder(trial)))
     runs = [run for group in groups.values() for run in group]
     try:
-        metric = metric_of(runs, select)
+        metric = main_metric([run.history for run in runs], select, "--select")
     except InputError as error:
         raise InputError(f"{error} {paid[0]}") from None
     metrics = [metric, *(name for name in runs[0].metrics if name != metric)]

@@ -460,7 +460,7 @@ def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
     if traits.kind == "classes" and not targets.is_floating_point() and at is not None:
         low, high = (int(value) for value in _range(targets, traits.ignored))
         classes = outputs.shape[at]
-        if low < 0 or high >= classes:
+        if classes > 1 and (low < 0 or high >= classes):
             raise InputError(
                 f"{field} hold labels from {low} to {high}, and the model has {classes} outputs; labels must be from 0 to "
                 f"{classes - 1}: number them from 0, or give the last layer {high - min(low, 0) + 1} outputs."

@@ -55,7 +55,9 @@ def as_array(values: Any) -> Any:
 def _widen(field: str, array: NDArray[Any]) -> NDArray[Any]:
     """Convert wide unsigned, extended and byte-swapped numbers to a type that torch computes with."""
     kind = array.dtype.kind
-    names = "; number the classes: np.unique(names, return_inverse=True)[1]" if kind in "USTO" else ""
+    number = "number the classes: np.unique(names, return_inverse=True)[1]"
+    table = "Federation.from_pandas(df, …, categories={…}).inputs turns text into numbers"
+    names = f"; {number if 'targets' in field else table}" if kind in "USTO" else ""
     require(kind in "uif", f"{field} has dtype {array.dtype}; it must hold real numbers or booleans{names}.")
     if kind == "u":
         fits = array.size == 0 or int(array.max()) < 1 << 63
@@ -178,6 +180,11 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
     one = next((kind for kind in (data.DataLoader, data.Dataset) if isinstance(clients, kind)), None)
     kind = one and one.__name__
     require(one is None, f"clients is a single {kind}; pass a list with one per client, or split its rows (iid).")
+    table = type(clients).__name__
+    require(
+        not table.startswith("DataFrame"),
+        f"clients is a {table}; write Federation.from_pandas(df, by='user', target='y') with its columns.",
+    )
     inputs: list[tuple[int, Any]] = []
     targets: list[tuple[int, Tensor]] = []
     sizes: list[int] = []

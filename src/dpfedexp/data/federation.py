@@ -40,8 +40,26 @@ class DataOptions(TypedDict, total=False):
     finite: bool
 
 
+TABLE_HINTS = {
+    **dict.fromkeys(("user", "client", "client_id", "client_ids", "group"), "by='user', the column of client ids"),
+    **dict.fromkeys(("label", "labels", "y", "targets"), "target='label', the column to predict"),
+}
+OTHER_CONSTRUCTORS = {
+    "from_csv": "from_pandas(pandas.read_csv('rows.csv'), by='user', target='y')",
+    "from_dataframe": "from_pandas(df, by='user', target='y')",
+    "from_numpy": "from_arrays(inputs, targets, client_ids=ids)",
+}
+
+
+class _NamesConstructors(type):
+    def __getattr__(cls, name: str) -> Any:
+        hint = f" Write Federation.{OTHER_CONSTRUCTORS[name]}." if name in OTHER_CONSTRUCTORS else ""
+        # `name` without `obj` keeps Python from adding its own suggestion to the message.
+        raise AttributeError(f"{cls.__name__} has no attribute {name!r}.{hint}", name=name)
+
+
 @checked
-class Federation:
+class Federation(metaclass=_NamesConstructors):
     """The clients and their data. Images are kept as bytes and cast on the device to save memory.
 
     Build one with `from_clients`, `from_arrays`, `from_pandas`, `from_datasets`, `from_folder`, `iid`, `dirichlet`,
@@ -138,14 +156,15 @@ class Federation:
             options: see `Federation`.
         """
         require((assignment is None) != (client_ids is None), "pass exactly one of assignment and client_ids.")
-        examples = arrays.rows(arrays.as_inputs("inputs", inputs))
+        # If one row is missing in one of them, the constructor says in which.
+        examples = max(arrays.rows(arrays.as_inputs("inputs", inputs)), len(arrays.as_tensor("targets", targets)))
         if client_ids is None:
             return cls(inputs, targets, as_assignment(assignment, examples, clients), **options)
         split, names = by_ids("client_ids", client_ids, examples, clients)
         return cls(inputs, targets, split, names=names, **options)
 
     @classmethod
-    @checked
+    @checked(hints=TABLE_HINTS)
     def from_pandas(
         cls,
         df: Any,

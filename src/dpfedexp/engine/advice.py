@@ -458,8 +458,10 @@ def evaluation_precision(evaluation: ClientEvaluation | None, cohort: float) -> 
     return [
         _warning(
             "evaluation-noise",
-            f"A metric from 0 to 1 that the clients measure has a 95% interval of ±{half_width:.2g} with these clients and this "
-            f"epsilon: evaluate less often (more than {evaluation.every} rounds apart), or on public data.",
+            f"With {number(cohort)} clients a round an accuracy that the clients measure, from 0 to 1, gets noise of "
+            f"±{half_width:.2g}; an evaluation that is only noise is left out of the history. For ±0.1 it takes about "
+            f"{about(cohort * half_width / 0.1)} clients a round at this ε. Otherwise evaluate on public data, or less often: every "
+            f"{2 * evaluation.every} rounds.",
         )
     ]
 

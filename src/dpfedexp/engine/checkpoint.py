@@ -230,7 +230,7 @@ NamedValues = dict[str, Any]
 START = "model.start"
 """Name of the setting with the hash of the initial parameters."""
 _SHOWN = 6
-_DERIVED = ("mechanism", "algorithm.clip.")
+DERIVED = ("mechanism", "algorithm.clip.")
 """Prefixes of settings that follow from other settings."""
 ROUNDS, EVALUATE_EVERY = "rounds", "evaluate_every"
 """Names of two settings; `evaluate_every` follows from `rounds` unless it is given."""
@@ -243,7 +243,7 @@ def settings_hash(settings: NamedValues) -> str:
 def differences(here: NamedValues, there: NamedValues) -> str:
     """Describe the differences of two sets of settings: 'local.lr is 0.1 here and 0.2 there; …'. Empty where they agree."""
     changed = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
-    changed = [name for name in changed if not name.startswith(_DERIVED)] or changed
+    changed = [name for name in changed if not name.startswith(DERIVED)] or changed
     changed = [name for name in changed if not (name == EVALUATE_EVERY and ROUNDS in changed)]
     shown = [f"{name} is {here.get(name)!r} here and {there.get(name)!r} there" for name in changed[:_SHOWN]]
     if len(changed) > _SHOWN:

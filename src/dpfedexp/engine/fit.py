@@ -19,10 +19,10 @@ from dpfedexp.engine.outlets import LEDGER
 from dpfedexp.engine.plan import default_delta
 from dpfedexp.engine.prepare import check_kinds
 from dpfedexp.engine.ranks import rank
-from dpfedexp.engine.run import Run, rewrite_statement
+from dpfedexp.engine.run import Run, argument_text, rewrite_statement
 from dpfedexp.engine.stopping import OnRound
 from dpfedexp.engine.tournament import Candidate, candidates_of
-from dpfedexp.engine.train import TRAIN_HINTS, train
+from dpfedexp.engine.train import LOCAL_NAMES, TRAIN_HINTS, run_folder_of, train
 from dpfedexp.errors import checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluations
 from dpfedexp.mechanisms import Secure
@@ -38,8 +38,9 @@ MOST_EXAMPLES = 512
 
 _CHOSEN = "nothing: fit chooses it; to choose it yourself use train(model, clients, algorithm, local=Sgd(…), rounds=…)"
 FIT_HINTS = {
-    **dict.fromkeys(("lr", "steps", "epochs", "batch_size", "clip", "algorithm", "noise_multiplier"), _CHOSEN),
-    "target_epsilon": "epsilon=8.0",
+    **dict.fromkeys((*LOCAL_NAMES, "epochs", "local_epochs", "batch_size", "clip", "algorithm"), _CHOSEN),
+    "noise_multiplier": _CHOSEN,
+    **dict.fromkeys(("target_epsilon", "eps"), "epsilon=8.0"),
     "local": "train(…, local=Sgd(lr='auto', steps=5)), which takes it",
     "adjacency": "train(…, algorithm=cdp_fedexp(…, adjacency='add-remove')), which takes it",
     "budget": "epsilon, which is what the run may cost; train(…, budget=8.0) stops early",
@@ -104,6 +105,11 @@ def fit(
     delta_given = default_delta(declared) if delta is None else delta
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta_given)
     number = rounds_for(algorithm, dimension, declared, everyone) if rounds is None else rounds
+    given: dict[str, Any] = {"epsilon": float(epsilon), "delta": delta, "rounds": rounds, "execution": execution}
+    given |= {"participation": participation, "secure": secure or None}
+    named = [f"{name}={argument_text(value)}" for name, value in given.items() if value is not None]
+    call = f"fit({', '.join([type(model).__name__, type(clients).__name__, *named])})"
+    folder = run_folder_of(out, call) if rank() == 0 else None
     run = train(
         model,
         clients,
@@ -115,14 +121,14 @@ def fit(
         loss=loss,
         evaluate=evaluate,
         ledger=ledger,
-        out=out,
+        out=folder,
         secure=secure,
         candidates=candidates,
         on_round=on_round,
     )
-    given = {"delta": delta, "rounds": rounds}
-    facts = describe_choices(run, algorithm, number, given=given, candidates=candidates)
-    return with_choices(run, facts, Path(out) if out is not None and rank() == 0 else None)
+    facts = describe_choices(run, algorithm, number, given={"delta": delta, "rounds": rounds}, candidates=candidates)
+    run = with_choices(run, facts, Path(out) if out is not None and rank() == 0 else None)
+    return replace(run, facts=run.facts and replace(run.facts, command=call))
 
 
 def fit_settings(epsilon: float, clients: int) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from dpfedexp.accounting.ledger import Ledger
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.modules import Layout
 from dpfedexp.engine import checkpoint, outlets, private_folder
-from dpfedexp.engine.checkpoint import Checkpoint, NamedValues, Progress
+from dpfedexp.engine.checkpoint import DERIVED, Checkpoint, NamedValues, Progress
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
 from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text, model_tensors
@@ -481,7 +481,9 @@ def facts_of(
     how = {"local": options.get("local"), "rounds": run.rounds, **options}
     chosen = {name: value for name, value in how.items() if value is not None and value is not False}
     named = [f"{name}={argument_text(value)}" for name, value in chosen.items()]
-    command, known = ("", "") if folder is None else (folder.command, folder.data)
+    follow = ("algorithm.name", "model.", *DERIVED)
+    chosen_settings = {name: value for name, value in run.settings.items() if not name.startswith(follow)}
+    command, known = ("", "") if folder is None else (folder.command or folder.call, folder.data)
     return RunFacts(
         run=open_run.name,
         algorithm=algorithm.name,
@@ -495,4 +497,5 @@ def facts_of(
         command=command or f"train({', '.join([model, data, what, *named])})",
         trainer="" if run.secure else trainer,
         **engine.announced(),
+        settings=chosen_settings | {"algorithm": algorithm.name, "model": model, "parameters": len(engine.start)},
     )

@@ -89,7 +89,7 @@ OUTLETS: Mapping[str, Fields] = {
     METRICS_TABLE: ROUND,
     CONFIG: _fields(public="*"),
     # The choice of the trainer depends on sizes; the reason of a stop depends on released values and server metrics.
-    FACTS: _fields(nonprivate="trainer", released="stopped", accounting="run", public="*"),
+    FACTS: _fields(nonprivate="trainer", released="stopped", accounting="run", server="baselines", public="*"),
     MODEL: _fields(released="*"),
     STATEMENT: _fields(accounting="*"),
     STATEMENT_TEXT: _fields(accounting="*"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfedexp.errors import require
+from dpfedexp.errors import nearest, require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,6 +113,16 @@ def metrics_in(history: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in found if key not in parts]
 
 
+def main_metric(histories: Sequence[Sequence[dict[str, Any]]], asked: str | None, field: str) -> str:
+    """The metric to compare runs by: `asked`, or by default the test accuracy, or the first metric; `field` is for errors."""
+    names = list(dict.fromkeys(name for history in histories for name in metrics_in(history)))
+    require(len(names) > 0, "the runs have no metric to compare; train them with evaluate=(inputs, targets).")
+    if asked is None:
+        return "test_accuracy" if "test_accuracy" in names else names[0]
+    require(asked in names, f"{field} is {asked!r}, which the runs did not measure.{nearest(asked, names)}")
+    return asked
+
+
 def name_of(key: str) -> str:
     """The label of a record field."""
     if key.startswith("nonprivate_"):
@@ -120,10 +130,10 @@ def name_of(key: str) -> str:
     return NAMES.get(key, key.replace("_", " "))
 
 
-def over_rounds(history: Sequence[dict[str, Any]], key: str, name: str) -> Series:
-    """The series of a field over rounds, with its interval where it has one. Rounds without a finite value are left out."""
-    known = [r for r in history if isinstance(r.get(key), int | float) and math.isfinite(r[key])]
-    rounds, values = [r["round"] for r in known], [r[key] for r in known]
+def over_rounds(history: Sequence[dict[str, Any]], key: str, name: str, x: str = "round") -> Series:
+    """The series of a field over the field `x`, with its interval where it has one. Values that are not finite are left out."""
+    known = [r for r in history if all(isinstance(r.get(k), int | float) and math.isfinite(r[k]) for k in (key, x))]
+    rounds, values = [r[x] for r in known], [r[key] for r in known]
     if not known or f"{key}_low" not in known[-1]:
         return Series(name, rounds, values)
     low, high = ([r[f"{key}_{end}"] for r in known] for end in ("low", "high"))
@@ -148,7 +158,7 @@ def figure_of(history: Sequence[dict[str, Any]], title: str) -> Figure:
     return figure(run_panels(history, [*metrics_in(history), *(key for key in STEERING if key in history[-1])]), title)
 
 
-def figure(panels: Sequence[Panel], title: str = "") -> Figure:
+def figure(panels: Sequence[Panel], title: str = "", *, legend_below: bool = False) -> Figure:
     """Draw the panels, three to a row. The figure needs no display: a notebook shows it, and `savefig` writes it."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -167,7 +177,12 @@ def figure(panels: Sequence[Panel], title: str = "") -> Figure:
         for axis in axes.flat[len(panels) :]:
             axis.remove()
         for axis, panel in zip(axes.flat, panels, strict=False):
-            _panel(axis, panel)
+            _panel(axis, panel, legend=not legend_below)
+        if legend_below:
+            lines, names = axes.flat[0].get_legend_handles_labels()
+            # About 14 characters to an inch; longer names get a wider figure.
+            made.set_size_inches(max(4.3 * width, max(map(len, names)) / 14 + 1), 3.5 * height + 0.2 * len(names))
+            made.legend(lines, names, loc="outside lower center", frameon=False, fontsize=8)
         if title:
             made.suptitle(title, fontsize=11)
     return made
@@ -191,7 +206,7 @@ def draw(chart: Chart, folder: Path) -> list[Path]:
     return written
 
 
-def _panel(axis: Axes, panel: Panel) -> None:
+def _panel(axis: Axes, panel: Panel, *, legend: bool = True) -> None:
     for series, slot in zip(panel.series, panel.slots, strict=True):
         style, marker = "--" if series.dashed else "-", "o" if len(series.x) <= 12 else None
         look: dict[str, Any] = {"color": CYCLE[slot], "linewidth": 1.7, "marker": marker, "markersize": 3.5}
@@ -212,5 +227,5 @@ def _panel(axis: Axes, panel: Panel) -> None:
         low, high = axis.get_ylim()
         axis.yaxis.set_minor_formatter("{x:g}" if high / low < 12 else "")
     axis.grid(alpha=0.25, which="both" if not panel.log_y else "major")
-    if [series.name for series in panel.series] != [panel.title]:
+    if legend and [series.name for series in panel.series] != [panel.title]:
         axis.legend(frameon=False, fontsize=8)

@@ -132,18 +132,25 @@ class Run:
         """A matplotlib figure of the metrics, the step size η_g and the clip over rounds; it needs no display."""
         return figure_of(self.history, summary(self.privacy))
 
+    @property
+    def baselines(self) -> dict[str, float]:
+        """Metric → its value if always the most frequent class of the server's test set is predicted."""
+        return {} if self.facts is None else self.facts.baselines
+
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
         shown = {k: round(v, 4) + 0.0 for k, v in last.items() if isinstance(v, float)}
+        baselines = "".join(f", {key} {shown[key]}{baseline_text(self.baselines, key)}" for key in self.baselines)
         caveat = "".join(f", epsilon_total: {one}" for one in caveats(self.privacy) if "epsilon_total" in shown)
         stopped = "" if self.stopped is None else f", stopped: {self.stopped}"
         verdict = "" if self.verdict is None else f", {self.verdict}"
-        return f"Run({len(self.history)} rounds, {shown}{caveat}{stopped}{verdict})"
+        return f"Run({len(self.history)} rounds, {shown}{baselines}{caveat}{stopped}{verdict})"
 
     def _repr_html_(self) -> str:
         last = self.history[-1] if self.history else {}
         keys = [*metrics_in(self.history), *STEERING]
-        rows = [(key, f"{last[key] + 0.0:.4g}") for key in keys if isinstance(last.get(key), int | float)]
+        known = [key for key in keys if isinstance(last.get(key), int | float)]
+        rows = [(key, f"{last[key] + 0.0:.4g}{baseline_text(self.baselines, key)}") for key in known]
         if self.facts is not None:
             rows += [("parameters d", f"{self.facts.parameters:,}")]
         lines = [summary(self.privacy)]
@@ -191,6 +198,11 @@ def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Mo
     return trained
 
 
+def baseline_text(baselines: Mapping[str, float], key: str) -> str:
+    """The baseline of a metric, to be shown after its value; empty without one."""
+    return f" (always the most frequent class: {baselines[key]:.4g})" if key in baselines else ""
+
+
 FORMAT, VERSION = "dpfedexp-run", 1
 Status = Literal["running", "completed", "stopped", "failed"]
 _READ_AS = {"str": ("str",), "int": ("int",), "bool": ("bool",), "float": ("float", "int")}
@@ -202,7 +214,9 @@ class RunFacts:
     """The public facts of a run in `run.json`.
 
     `clients` is M, `parameters` is d, and `command` is the command or the Python call that started the run. `trainer` is empty in
-    a secure run, where it depends on the data; `stopped` is empty in a run that completed all rounds.
+    a secure run, where it depends on the data; `stopped` is empty in a run that completed all rounds. `settings` are the settings
+    that the result depends on. `baselines` is metric → its value on the server's test set if always the most frequent class is
+    predicted.
     """
 
     run: str
@@ -219,6 +233,8 @@ class RunFacts:
     stopped: str = ""
     evaluation: dict[str, Any] = field(default_factory=dict)
     votes: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    baselines: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write `run.json`; raises `OSError` where the file can't be written."""
@@ -282,6 +298,8 @@ class RunFolder:
         self, path: Path | str, *, resume: bool = False, command: str = "", data: str = "", purpose: str = ""
     ) -> None:
         self.path, self.command, self.data = Path(path), command, data
+        self.call = ""
+        """The Python call that started the run, if it is not one of `train`."""
         self.how_to_resume = f"{'repeat the command' if command else 'make the same call again'} to resume"
         where = purpose or f"with {'--out' if command else 'out'}"
         with _writing(self.path):

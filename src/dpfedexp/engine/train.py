@@ -17,7 +17,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.probe import Extras, evaluation_interval
 from dpfedexp.algorithms.round import Participation, State
 from dpfedexp.core.local_optimizer import LocalOptimizer
-from dpfedexp.core.losses import Loss, check_labels, check_loss
+from dpfedexp.core.losses import Loss, check_labels, check_loss, read
 from dpfedexp.core.modules import Layout, each, shape_of
 from dpfedexp.engine.checkpoint import Checkpoint, digest, load
 from dpfedexp.engine.engine import Engine
@@ -30,27 +30,32 @@ from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.engine.tournament import Candidate, candidates_of, compared
 from dpfedexp.errors import InputError, checked, first_line, is_count, is_number, require, warn
-from dpfedexp.evaluation import Evaluate, Evaluation, Evaluations, on_test_set
+from dpfedexp.evaluation import Evaluate, Evaluation, Evaluations, majority_share, on_test_set
 from dpfedexp.mechanisms import Secure
 from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, as_execution
 from dpfedexp.trainers.select import trainer_again
 from dpfedexp.trainers.task import Clients, Task, applied
 
+LOCAL_NAMES = ("lr", "learning_rate", "steps", "local_steps", "optimizer")
+TEST_NAMES = ("test", "test_data", "test_set", "validation_data", "eval_set")
 TRAIN_HINTS = {
-    "lr": "local=Sgd(lr=0.1, steps=10)",
-    "steps": "local=Sgd(lr=0.1, steps=10)",
-    "epochs": "local=Sgd(lr=0.1, epochs=1)",
+    **dict.fromkeys(LOCAL_NAMES, "local=Sgd(lr=0.1, steps=10)"),
+    **dict.fromkeys(("epochs", "local_epochs"), "local=Sgd(lr=0.1, epochs=1)"),
+    **dict.fromkeys(TEST_NAMES, "evaluate=(inputs, targets)"),
+    **dict.fromkeys(("sampling_rate", "client_fraction"), "participation=Poisson(0.1)"),
+    **dict.fromkeys(("data", "federation"), "clients, a Federation such as Federation.from_pandas(…)"),
+    "random_state": "execution=Execution(seed=1)",
+    "verbose": "on_round=print to see every round, or execution=Execution(progress=False) to hide the progress bar",
+    "noise_multiplier": "algorithm=cdp_fedexp(clip=…, noise_multiplier=1.0)",
     "batch_size": "local=Sgd(lr=0.1, epochs=1, batch_size=32)",
     "epsilon": "algorithm=cdp_fedexp(clip=…, target_epsilon=8.0), or budget=8.0 to stop there",
     "target_epsilon": "algorithm=cdp_fedexp(clip=…, target_epsilon=8.0)",
     "clip": "algorithm=cdp_fedexp(clip=0.3, …)",
-    "federation": "clients",
     "folder": "out",
     "callbacks": "on_round=[…], functions of one record",
     "on_advice": "on_round=OnAdvice(…)",
     "checkpoint": "out, the folder of the run",
     "resume": "the same out: the run in it goes on",
-    "test": "evaluate=(inputs, targets)",
     "metrics": "evaluate=Evaluation((inputs, targets), metrics={…})",
     "evaluate_every": "evaluate=Evaluation((inputs, targets), every=10)",
     "held_out": "evaluate=Evaluation('clients', held_out=0.2)",
@@ -146,7 +151,7 @@ def train(
     team = RankCohort.current()
     follows = team is not None and team.rank > 0
     with nullcontext() if team is None else team.at_work():
-        run_folder = None if follows else _run_folder(out)
+        run_folder = None if follows else run_folder_of(out)
         last = None if run_folder is None else load(run_folder.path)
 
         def prepared(one: Candidate, extras: Extras) -> tuple[Engine, str | None]:
@@ -216,7 +221,8 @@ def train(
                 complete = f"the folder {folder!r} holds this run, which is complete: no round is made."
                 warn(complete if done >= rounds else f"resuming at round {done + 1} of {rounds} from {folder!r}.")
             names = {"model": type(simulation.task.model).__name__, "data": type(clients).__name__}
-            return facts_of(engine, open_run, run_folder, **names, options=options, trainer=trainer)
+            found = facts_of(engine, open_run, run_folder, **names, options=options, trainer=trainer)
+            return replace(found, baselines=measures[0].baselines) if measures else found
 
         def model_of(state: State) -> nn.Module:
             return filled(state.candidate, state.reported.cpu())
@@ -229,11 +235,14 @@ def train(
         return run
 
 
-def _run_folder(out: Path | str | RunFolder | None) -> RunFolder | None:
+def run_folder_of(out: Path | str | RunFolder | None, call: str = "") -> RunFolder | None:
+    """The folder `out`, whose run is resumed; None without one. `call` is the call of the user, if not one of `train`."""
     if out is None or isinstance(out, RunFolder):
         return out
     require(isinstance(out, str | Path), f"out is {out!r}; it must be the path of a folder.")
-    return RunFolder(out, resume=True)
+    folder = RunFolder(out, resume=True)
+    folder.call = call
+    return folder
 
 
 def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
@@ -272,13 +281,16 @@ def make_evaluator(evaluation: Evaluation, clients: Clients, task: Task, model: 
         try:
             rows = torch.tensor([0, min(1, len(targets) - 1)], device=targets.device)
             outputs = applied(copy.deepcopy(task.model).eval(), each(lambda value: value[rows], inputs))
-            check_loss(task.loss, outputs, targets[rows])
             check_labels("its targets", task.loss, outputs, targets)
+            check_loss(task.loss, outputs, targets[rows])
         except Exception as error:
             raise InputError(
                 f"evaluate has {shapes}, which do not fit the model and its loss: {first_line(error)}"
             ) from None
-    return Evaluator(model, task, measure, asks=True)
+    evaluator = Evaluator(model, task, measure, asks=True)
+    share = majority_share(task.loss, read(task.loss, outputs), targets)
+    evaluator.baselines = {} if share is None else {"test_accuracy": share}
+    return evaluator
 
 
 class Evaluator:
@@ -290,6 +302,7 @@ class Evaluator:
 
     def __init__(self, model: nn.Module, task: Task, evaluate: Evaluate, *, asks: bool) -> None:
         self.task, self.evaluate = task, evaluate
+        self.baselines: dict[str, float] = {}
         self.copy = copy.deepcopy(model).to(task.device).eval()
         held = dict(task.model.named_parameters())
         frozen = {name: own for name, own in self.copy.named_parameters() if not own.requires_grad}

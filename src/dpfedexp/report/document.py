@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from dpfedexp.engine.plot import Chart, Panel, Series, draw
+from dpfedexp.engine.plot import Chart, Panel, Series, draw, figure
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,9 @@ class Claim:
     holds: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Section:
-    """One part of a report.
+    """One part of a report: print it for its text, and call `plot` for its charts.
 
     Args:
         command: the command that makes this section again.
@@ -83,6 +87,16 @@ class Section:
             return [path, *(file for chart in self.charts for file in draw(chart, folder))]
         except OSError as error:
             raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
+
+    def plot(self) -> Figure:
+        """A matplotlib figure of the charts, with the legend below them; it needs no display."""
+        return figure([panel for chart in self.charts for panel in chart.panels], legend_below=True)
+
+    def __repr__(self) -> str:
+        text = io.StringIO()
+        # In a notebook, rich would display the output instead of writing it to the file.
+        self.show(Console(file=text, width=140, color_system=None, force_jupyter=False))
+        return text.getvalue()
 
     def show(self, console: Console) -> None:
         """Print the section, without its charts."""

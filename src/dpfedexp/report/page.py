@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from dpfedexp import __version__
 from dpfedexp.engine.outlets import CHECKPOINT, CONFIG, METRICS, REPORT, STATEMENT, STATEMENT_TEXT
 from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import FORMATS, STEERING, Chart, Panel, draw, metrics_in, name_of, over_rounds, run_panels
-from dpfedexp.engine.run import RunFacts, read_advice, read_history, read_text
+from dpfedexp.engine.run import RunFacts, baseline_text, read_advice, read_history, read_text
 from dpfedexp.errors import InputError
 from dpfedexp.files import finite, replace_text
 from dpfedexp.report.document import Section, Table
@@ -41,6 +41,7 @@ class RunRecord:
     rounds: int | None = None
     command: str = ""
     stopped: str = ""
+    baselines: dict[str, Any] = field(default_factory=dict)
 
     def title(self, promise: bool = True) -> str:
         """Return one line about the run, without what is not known."""
@@ -84,7 +85,7 @@ def read_run(folder: Path) -> RunRecord:
         return RunRecord(*read, promise=promise)
     what = " on ".join(part for part in (facts.algorithm, facts.data) if part)
     sizes = f"M = {facts.clients:,} clients, d = {facts.parameters:,} parameters"
-    return RunRecord(*read, what, sizes, promise, facts.rounds, facts.command, facts.stopped)
+    return RunRecord(*read, what, sizes, promise, facts.rounds, facts.command, facts.stopped, facts.baselines)
 
 
 def _read_statement(folder: Path) -> dict[str, Any] | None:
@@ -122,7 +123,8 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
     """Return the section of one run: metrics, step size, clip and ε over rounds, privacy statement and configuration."""
     varying = [key for key in (*STEERING, "epsilon_total") if len(set(over_rounds(run.history, key, "").y)) > 1]
     panels = run_panels(run.history, [*run.metrics, *varying])
-    rows = [[name_of(key), run.last(key)] for key in (*run.metrics, *STEERING, "epsilon_total") if run.last(key) != "–"]
+    known = [key for key in (*run.metrics, *STEERING, "epsilon_total") if run.last(key) != "–"]
+    rows = [[name_of(key), run.last(key) + baseline_text(run.baselines, key)] for key in known]
     times = [record["seconds"] for record in run.history if isinstance(record.get("seconds"), int | float)]
     planned = "" if run.rounds in (None, len(run.history)) else f" of {run.rounds} planned"
     notes = [] if run.privacy else ["This run wrote no privacy statement: it was interrupted, or it is still going on."]

@@ -303,13 +303,14 @@ def check_task(task: Task, *, labels: bool = False) -> None:
     model = copy.deepcopy(task.model).eval()
     own = each(lambda value: value[0], x)
     outputs = applied(model, own)
+    if labels:
+        check_labels("the clients' targets", task.loss, outputs, getattr(task.clients, "targets", None))
     with torch.no_grad():
         check_loss(task.loss, outputs, y[0])
     draws.check_draws(copy.deepcopy(task.model), own)
     if (doubt := output_warning(task.loss, outputs)) is not None:
         warn(doubt)
     if labels:
-        check_labels("the clients' targets", task.loss, outputs, getattr(task.clients, "targets", None))
         _check_words(task, model)
 
 
