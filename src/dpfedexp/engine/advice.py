@@ -458,10 +458,10 @@ def evaluation_precision(evaluation: ClientEvaluation | None, cohort: float) -> 
     return [
         _warning(
             "evaluation-noise",
-            f"With {number(cohort)} clients a round an accuracy that the clients measure, from 0 to 1, gets noise of "
+            f"Evaluation by the clients: with {number(cohort)} clients a round an accuracy, which is from 0 to 1, gets noise of "
             f"±{half_width:.2g}; an evaluation that is only noise is left out of the history. For ±0.1 it takes about "
-            f"{about(cohort * half_width / 0.1)} clients a round at this ε. Otherwise evaluate on public data, or less often: every "
-            f"{2 * evaluation.every} rounds.",
+            f"{about(cohort * half_width / 0.1)} clients a round at this ε. Otherwise evaluate on public data, or less often, such "
+            f"as every {2 * evaluation.every} rounds.",
         )
     ]
 
