@@ -96,7 +96,11 @@ def events(count: int, draw: random.Random) -> Found:
         secure, rounds, d = draw.choice([False, True, "strict"]), draw.randint(1, 100), draw.choice([10, 7850])
         key = f"{name}({given}), {who}, secure={secure}, rounds={rounds}, d={d}"
         try:
-            event = getattr(dp, name)(**given).event(d, who.expected(2000), who.sampling(2000), rounds, secure)
+            event = (
+                getattr(dp, name)(**given)
+                .bind(d, who.expected(2000), who.sampling(2000), rounds, secure)
+                .event(who.sampling(2000))
+            )
             found[key] = asdict(compose([(event, rounds)], given["delta"]))
         except dp.InputError as error:
             found[key] = str(error)
@@ -122,7 +126,7 @@ ALGORITHMS: dict[str, dp.Algorithm] = {
     "ldp_fedexp": dp.ldp_fedexp(**FIXED),
     "ldp_fedexp paper": dp.ldp_fedexp(**FIXED, numerator="paper", step="paper"),
     "ldp_fedexp privunit": dp.ldp_fedexp(clip=0.3, mechanism="privunit", epsilons=(60.0, 60.0, 60.0), step="paper"),
-    "naive_ldp_fedexp": dp.naive_ldp_fedexp(**FIXED),
+    "naive_ldp_fedexp": dp.ldp_fedexp(**FIXED, numerator="naive", step="paper"),
     "dp_scaffold": dp.dp_scaffold(**FIXED),
     "dp_scaffold report": dp.dp_scaffold(**LOCALLY, control="report"),
 }

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dpfedexp.algorithms.fedexp import fedavg as fedavg
     from dpfedexp.algorithms.fedexp import fedexp as fedexp
     from dpfedexp.algorithms.ldp_fedexp import ldp_fedexp as ldp_fedexp
-    from dpfedexp.algorithms.ldp_fedexp import naive_ldp_fedexp as naive_ldp_fedexp
     from dpfedexp.algorithms.round import FixedSize as FixedSize
     from dpfedexp.algorithms.round import Full as Full
     from dpfedexp.algorithms.round import LargerCohort as LargerCohort

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from dpfedexp.algorithms import cdp_fedexp, fedexp, ldp_fedexp, naive_ldp_fedexp
+from dpfedexp.algorithms import cdp_fedexp, fedexp, ldp_fedexp
 from dpfedexp.algorithms.round import State, advance
 from dpfedexp.core import step_size
 from dpfedexp.errors import InputError
@@ -292,7 +292,7 @@ def test_the_private_algorithms_are_safe_unless_asked_for_the_papers_step():
     assert ldp_fedexp(**noise).rule == step_size.Safe(step_size.free)
     assert ldp_fedexp(**privunit).rule == step_size.Safe(step_size.ldp_privunit)
     assert fedexp(step="safe").rule == step_size.Safe(step_size.fedexp)
-    papers = (fedexp(), naive_ldp_fedexp(**noise), cdp_fedexp(**noise, step="paper"))
+    papers = (fedexp(), ldp_fedexp(**noise, numerator="naive", step="paper"), cdp_fedexp(**noise, step="paper"))
     assert {algorithm.step for algorithm in papers} == {"paper"}
     assert ldp_fedexp(**privunit, step="paper").rule is step_size.ldp_privunit
     with pytest.raises(InputError, match=r"step is 'save', which does not exist\. Did you mean 'safe'\?"):

@@ -348,7 +348,7 @@ def test_the_default_delta_is_never_remarked_on():
 
 def test_sampling_is_recommended_to_a_large_population_and_costs_little_noise():
     options = {"target_epsilon": 4.0, **MANY}
-    rate = float(said(**options)["sampling"].sentence.split("Poisson(")[1].split(")")[0])
+    rate = float(said(**options)["sampling"].sentence.split("(rate ")[1].split(")")[0])
     full = plan(**options)
     # A tenth more noise in the mean than with everybody is enough for the same ε.
     sampled = plan(noise_multiplier=1.1 * rate * full.noise_multiplier, participation=Poisson(rate), **MANY)

@@ -260,7 +260,7 @@ def test_a_deployed_fit_that_dies_at_any_write_releases_nothing_uncharged_and_go
         path = place / "ledger.jsonl"
         entries = Ledger.open(path, read_only=True).entries if path.exists() else ()
         assert {entry.round for entry in entries} >= set(shown)
-        resumed = flower(algorithm, local, place, resume=True)
+        resumed = flower(algorithm, local, place)
         assert resumed.state.round == ROUNDS
         names = [query for _, queries in charges(resumed.ledger) for query in queries]
         assert {"local rate", "first clip"} <= set(names)

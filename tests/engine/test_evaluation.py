@@ -374,7 +374,7 @@ def test_too_few_clients_for_their_own_evaluation_are_told_how_many_it_takes():
     clients = Federation.from_clients([(torch.eye(3), torch.arange(3))] * 50)
     with pytest.warns(AdviceWarning, match="with 50 clients a round an accuracy") as caught:
         run = fit(nn.Linear(3, 3), clients, rounds=20, evaluate="clients")
-    (said,) = [str(one.message) for one in caught if "evaluate is 'clients'" in str(one.message)]
+    (said,) = [str(one.message) for one in caught if "Evaluation by the clients" in str(one.message)]
     assert "it takes about 440 clients a round at this ε" in said
-    assert "evaluate=(inputs, targets)" in said
+    assert "evaluate on public data, or less often, such as every 4 rounds" in said
     assert not any("clients_accuracy" in record for record in run.history)

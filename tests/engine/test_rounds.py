@@ -21,7 +21,6 @@ from dpfedexp import (
     fedavg,
     fedexp,
     ldp_fedexp,
-    naive_ldp_fedexp,
     train,
 )
 from dpfedexp.accounting import Ledger
@@ -44,7 +43,7 @@ ALGORITHMS = {
     "cdp_fedexp": cdp_fedexp(clip="adaptive", noise_multiplier=1.0),
     "cdp_fedexp paper": cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"),
     "ldp_fedexp": ldp_fedexp(clip=0.3, noise_multiplier=0.7),
-    "naive": naive_ldp_fedexp(clip=0.3, noise_multiplier=0.7),
+    "naive": ldp_fedexp(clip=0.3, noise_multiplier=0.7, numerator="naive", step="paper"),
     "privunit": ldp_fedexp(clip=0.3, mechanism="privunit"),
     "momentum": dp_fedavg(clip=0.3, noise_multiplier=1.0, server_momentum=0.9, server_rate=0.5),
     "dp_fedadam": dp_fedadam(clip=0.3, noise_multiplier=1.0),

@@ -14,6 +14,10 @@ def build_model() -> nn.Module:
     return linear_regression(DIMENSION)
 
 
+def test_set() -> None:
+    """The server has no test data."""
+
+
 def data_of(context: Context) -> tuple[Tensor, Tensor] | Federation:
     """A node's rows, or all of its clients where it has several."""
     node, each = context.node_config, int(context.run_config.get("federation.clients_per_node", 1))

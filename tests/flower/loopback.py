@@ -19,6 +19,7 @@ from torch import nn
 
 from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.data import synthetic_regression
+from dpfedexp.engine.stopping import Stop
 from dpfedexp.flower import DpFedExp, private_training
 from dpfedexp.models import linear_regression
 
@@ -145,6 +146,11 @@ def deploy(folder, algorithm, grid=None, clients=3, rounds=1, timeout=1.0, evalu
     strategy = DpFedExp(algorithm, clients=clients, rounds=rounds, folder=folder, **{"node_timeout": 0.1, **options})
     start = ArrayRecord(problem(clients)[1].state_dict())
     return strategy, strategy.start(grid or grid_of(clients), start, timeout=timeout, evaluate_fn=evaluate_fn)
+
+
+def stop_after(round: int) -> Callable[[dict], Stop | None]:
+    """A callback that ends the run after a round; the same call without it goes on."""
+    return lambda record: Stop("for a test") if record["round"] == round else None
 
 
 def flat(model: nn.Module) -> torch.Tensor:

@@ -136,7 +136,7 @@ def test_an_adaptive_clip_may_move_but_its_cost_may_not():
 def test_what_a_server_asks_for_is_what_its_configuration_announces(algorithm, tmp_path):
     """Server and nodes read the same configuration: two rounds with every node within the announcement."""
     config = {**OPEN, "federation.folder": str(tmp_path), **{f"algorithm.{k}": v for k, v in algorithm.items()}}
-    strategy = strategy_from(config, node_timeout=1)
+    strategy = strategy_from({**config, "federation.node_timeout": 1.0})
     strategy.start(grid_of(run_config=config), ArrayRecord(problem(3)[1].state_dict()), timeout=5)
     assert [line["valid"] for line in strategy.history] == [3, 3]
     announced = AnnouncedLimits.of_run(config, 20)

@@ -163,7 +163,7 @@ def test_a_run_is_started_through_both_ends_and_without_a_certificate_it_is_not(
         algorithm={"name": "cdp_fedexp"},
         local=LOCAL,
     )
-    with Deployment(tmp_path / "up", 1, tls=True, environment=QUICK) as deployment:
+    with Deployment(tmp_path / "up", 1, environment=QUICK) as deployment:
         assert deployment.certificates is not None
         server = deployment.certificates
         with control_proxy(tmp_path / "proxy", server, operators.authority, deployment.control_port) as outer:

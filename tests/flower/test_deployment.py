@@ -60,7 +60,7 @@ def test_three_nodes_with_tls_survive_hostile_clients_kills_and_a_resume(tmp_pat
     """One deployment for all of it, because starting one is what takes time; each step below says what it shows."""
     (tmp_path / "guard.toml").write_text(GUARD)
     guard = {"dpfedexp-guard": str(tmp_path / "guard.toml")}
-    with Deployment(tmp_path / "up", 3, tls=True, node_config=guard, environment=QUICK, host=NETWORK) as deployment:
+    with Deployment(tmp_path / "up", 3, node_config=guard, environment=QUICK, host=NETWORK) as deployment:
         key, _ = make_node_key(tmp_path, "stranger")
         stranger = deployment.start_supernode(3, key=key)
         deployment.supernodes.remove(stranger)
@@ -244,7 +244,7 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
     assert [entry.round for entry in Ledger.open(out / "ledger.jsonl", read_only=True).entries] == [1]
     deployment.start_superlink()
 
-    second = start(deployment, app, "federation.resume=true federation.round_timeout=120.0")
+    second = start(deployment, app, "federation.round_timeout=120.0")
     wait_until(lambda: (place / "die").exists() and (place / "hang").exists(), "round 3")
     os.killpg(deployment.supernodes[2].pid, signal.SIGKILL)
     log = finish(second, app)

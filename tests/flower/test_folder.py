@@ -14,11 +14,11 @@ from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.engine.outlets import right
 from dpfedexp.engine.private_folder import SharedAnchor
 from dpfedexp.engine.verify import outcome, verify_run
-from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.errors import LedgerError
 from dpfedexp.flower import DpFedExp
 from tests.sizes import long
 
-from .loopback import Silence, deploy, dying_at, grid_of
+from .loopback import Silence, deploy, dying_at, grid_of, stop_after
 
 CDP = dp_fedavg(clip=0.5, noise_multiplier=1.0)
 LDP = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("silent")
 each_setting = pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])
 
 
-def run(place, algorithm=CDP, rounds=3, resume=False, watch=None) -> DpFedExp:
-    given = {"rounds": rounds, "resume": resume, "noise": Silence, "on_round": watch}
+def run(place, algorithm=CDP, rounds=3, watch=None) -> DpFedExp:
+    given = {"rounds": rounds, "noise": Silence, "on_round": watch}
     return deploy(place, algorithm, grid_of(serialize=False), **given)[0]
 
 
@@ -42,9 +42,7 @@ def test_a_deleted_ledger_beside_a_checkpoint_or_head_is_not_begun_anew(also, tm
     for name in (LEDGER, *also):
         (tmp_path / name).unlink()
     with pytest.raises(LedgerError, match=r"ledger.* is missing, so what was charged is unknown"):
-        run(tmp_path, rounds=4, resume=True)
-    with pytest.raises(InputError, match="is not empty"):
-        run(tmp_path, rounds=4)
+        run(tmp_path)
     assert not (tmp_path / LEDGER).exists()
 
 
@@ -52,15 +50,15 @@ def test_a_deleted_ledger_beside_a_checkpoint_or_head_is_not_begun_anew(also, tm
 def test_the_whole_folder_put_back_to_an_earlier_moment_is_refused(algorithm, tmp_path):
     """The attack: ledger, head and checkpoint of round 1 agree with each other, so the later rounds would be forgotten."""
     place = tmp_path / "run"
-    run(place, algorithm, rounds=1)
+    run(place, algorithm, rounds=4, watch=stop_after(1))
     old = {path.name: path.read_bytes() for path in place.iterdir()}
-    run(place, algorithm, rounds=3, resume=True)
+    run(place, algorithm, rounds=4, watch=stop_after(3))
     for left in place.iterdir():
         left.unlink()
     for name, content in old.items():
         (place / name).write_bytes(content)
     with pytest.raises(LedgerError, match="holds 1 charges and is not the one that had 3 at the last"):
-        run(place, algorithm, rounds=4, resume=True)
+        run(place, algorithm, rounds=4)
 
 
 @pytest.mark.parametrize(("algorithm", "locks"), [(CDP, True), (LDP, False)], ids=["central", "local without locks"])
@@ -77,9 +75,9 @@ def test_of_two_copies_of_a_folder_one_goes_on(algorithm, locks, tmp_path, monke
         shutil.copytree(one, two)
         if locks:
             with pytest.raises(LedgerError, match="in use by another process, which may have a copy of its folder"):
-                run(two, algorithm, rounds=4, resume=True)
+                run(two, algorithm, rounds=4)
         else:
-            run(two, algorithm, rounds=4, resume=True)
+            run(two, algorithm, rounds=4)
 
     if locks:
         run(one, algorithm, rounds=4, watch=second)
@@ -88,7 +86,7 @@ def test_of_two_copies_of_a_folder_one_goes_on(algorithm, locks, tmp_path, monke
             run(one, algorithm, rounds=4, watch=second)
     winner, loser = (one, two) if locks else (two, one)
     with pytest.raises(LedgerError, match="another copy of the run continued"):
-        run(loser, algorithm, rounds=4, resume=True)
+        run(loser, algorithm, rounds=4)
     assert outcome(verify_run(winner)) == "holds"
     assert outcome(verify_run(loser)) == "false"
     assert (len(book(winner)), len(book(loser))) == (4, 2)
@@ -113,7 +111,7 @@ def test_nothing_is_released_when_the_anchor_cannot_be_moved(algorithm, tmp_path
     assert seen == [1]
     assert read_progress(place).round == 1
     assert len(book(place)) == 2
-    run(place, algorithm, resume=True)
+    run(place, algorithm)
     assert len(book(place)) == 4
 
 
@@ -128,7 +126,7 @@ def test_a_crash_at_any_write_leaves_no_release_uncharged_and_no_lock(algorithm,
             break
         charged = len(book(place)) if (place / LEDGER).exists() else 0
         assert charged >= max(shown)
-        resumed = run(place, algorithm, rounds=2, resume=True)
+        resumed = run(place, algorithm, rounds=2)
         assert resumed.state.round == 2
         assert len(resumed.opened.ledger.entries) >= 2
     assert write > 12, "every charge has a head and an anchor, every round two files"

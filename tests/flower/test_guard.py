@@ -509,7 +509,7 @@ def test_the_central_guard_file_of_the_page_admits_four_runs_of_the_template_at_
         path = tmp_path / str(rounds) / "guard.toml"
         path.write_text(text.replace("9f2c…", "ab" * 32))
         guard = Guard.load(path)
-        assert set(guard.overrides) == {f"federation.{name}" for name in ("folder", "nodes", "clients", "resume")}
+        assert set(guard.overrides) == {f"federation.{name}" for name in ("folder", "nodes", "clients")}
         requests = [request(with_secure_noise(mechanism), round=number) for number, mechanism in asked]
         for name in range(4):
             for one in requests:

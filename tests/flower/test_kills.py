@@ -135,7 +135,7 @@ def federation(place: Path) -> Iterator[Federation]:
     app = make_app(place / "app", own_task=True)
     data = {number: {"data": str(app / "data" / f"node{number}.csv")} for number in range(NODES)}
     own = {**QUICK, "DPFEDEXP_PRIVATE": str(place / "state")}
-    with Federation(place / "up", NODES, tls=True, of_node=data, environment=own) as deployment:
+    with Federation(place / "up", NODES, of_node=data, environment=own) as deployment:
         yield deployment
 
 
@@ -153,7 +153,7 @@ def test_whatever_is_killed_and_whenever_nothing_is_released_uncharged_and_every
             )
             runs, kills = runs + 1, []
             while len(kills) < LIVES and sum(made.values()) < KILLS:
-                process = start(deployment, app, "federation.resume=true" if kills else "")
+                process = start(deployment, app)
                 # During what is asked next, or after its charge. The first two charges are the votes'.
                 here = wait_for(folder, len(charges(folder)) + chance.randrange(2), deployment, process)
                 time.sleep(chance.uniform(0.0, 6.0))
@@ -170,8 +170,7 @@ def test_whatever_is_killed_and_whenever_nothing_is_released_uncharged_and_every
                 made[kills[-1]] += 1
                 print(f"{time.strftime('%X')} kill {sum(made.values())}: {kills[-1]}", flush=True)
             while not (folder / "status.json").exists() or read_status(folder)["status"] != "completed":
-                begun = any(folder.glob("*"))
-                text = finish(start(deployment, app, "federation.resume=true" if begun else ""), app)
+                text = finish(start(deployment, app), app)
                 check(folder, kills)
                 # A node that was killed may be missing for so long that a round fails; then it is tried again.
                 assert (folder / "status.json").exists(), text

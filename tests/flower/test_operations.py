@@ -19,13 +19,22 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpfedexp.accounting import Sampling, compose
+from dpfedexp.accounting import Ledger, Sampling, compose
 from dpfedexp.algorithms import ldp_fedexp
 from dpfedexp.cli import app
 from dpfedexp.cli.flower import _files_of_nodes
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower.access import check_file
-from dpfedexp.flower.app import _end, app_hash, new_app, paths_from_here, read_overrides, run_app
+from dpfedexp.flower.app import (
+    _end,
+    _show_failures,
+    _stream,
+    app_hash,
+    new_app,
+    paths_from_here,
+    read_overrides,
+    run_app,
+)
 from dpfedexp.flower.guard import Guard
 from dpfedexp.flower.local_deployment import Deployment, find_running, running, stop_running
 from dpfedexp.flower.messages import NodeRequest
@@ -61,7 +70,7 @@ class Watching(Nodes):
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The address of a run's metrics."""
-    with metrics_server([lambda: run_metrics(folder)], "127.0.0.1", 0) as server:
+    with metrics_server(lambda: run_metrics(folder), "127.0.0.1", 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
@@ -126,7 +135,7 @@ def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tm
     assert grid.asked == [[10, 11, 12], [10, 12]]
     listed.write_text("1\n10\n12\n")
     with pytest.raises(InputError, match=r"nodes is \[1, 10, 12\] here and \[10, 11, 12\] there"):
-        start(tmp_path / "run", Nodes({1: 5, 10: 0, 12: 2}), rounds=3, nodes=listed, resume=True)
+        start(tmp_path / "run", Nodes({1: 5, 10: 0, 12: 2}), rounds=2, nodes=listed)
     with pytest.raises(InputError, match="names 3, and the run has 4"):
         start(tmp_path / "other", grid, nodes=listed, clients=4)
     everyone = Nodes({1: 5, 10: 0, 12: 2})
@@ -295,7 +304,7 @@ def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
     for settings, expected in (
         ((), tmp_path / "runs" / "first"),
         (('federation.rounds=2 federation.folder="a b"',), tmp_path / "a b"),
-        (('federation.folder="/a"', "federation.resume=true", 'federation.folder="/b"'), "/b"),
+        (('federation.folder="/a"', "federation.rounds=2", 'federation.folder="/b"'), "/b"),
     ):
         assert paths(*settings) == {"federation.folder": str(expected)}
     with pytest.raises(InputError, match="is not an app of dpfedexp"):
@@ -314,6 +323,8 @@ def test_there_is_a_node_for_each_file_and_no_other_node_gets_its_path(tmp_path,
     settings = {number: {"data": str(path)} for number, path in enumerate(files)}
     deployment, started = Deployment(tmp_path / "up", 2, of_node=settings), []
     deployment.port = 9092
+    deployment.folder.mkdir()
+    deployment.make_keys()
     monkeypatch.setattr(deployment, "_spawn", lambda command, _: started.append(command))
     for index in range(2):
         deployment.start_supernode(index)
@@ -335,10 +346,10 @@ def test_a_run_takes_its_nodes_from_the_deployment_that_is_up(tmp_path, monkeypa
     with pytest.raises(InputError, match="no nodes are up for this app; start them"):
         run_app(app)
     monkeypatch.setattr(
-        "dpfedexp.flower.app._stream", lambda command, environment, _: streamed.append((command, environment))
+        "dpfedexp.flower.app._stream", lambda command, environment, *_: streamed.append((command, environment))
     )
     monkeypatch.setattr(Deployment, "start", lambda self: None)
-    deployment = Deployment(app / ".up", 5, tls=True)
+    deployment = Deployment(app / ".up", 5)
     with running(deployment):
         with pytest.raises(InputError, match="are up already"), running(Deployment(app / ".up", 5)):
             pass
@@ -398,14 +409,24 @@ def test_an_apps_hash_is_of_its_source_and_settings_whatever_else_lies_in_its_fo
         app_hash(tmp_path)
 
 
-def test_a_folder_that_holds_a_run_is_refused_before_anything_is_started(tmp_path, monkeypatch):
+def test_a_folder_with_a_complete_run_is_refused_before_anything_is_started_and_an_unfinished_one_goes_on(
+    tmp_path, monkeypatch
+):
     new_app(tmp_path / "app")
     start(tmp_path / "run", Nodes(THREE))
     monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *_: None)
     taken = f'federation.folder="{tmp_path / "run"}"'
-    with pytest.raises(InputError, match=r"already holds a run; resume it \(--resume\)"):
+    with pytest.raises(InputError, match=r"holds a complete run; name a new one for another run \(--folder"):
         run_app(tmp_path / "app", "up", [taken])
-    assert run_app(tmp_path / "app", "up", [taken, "federation.resume=true"]) == 2
+    status = tmp_path / "run" / "status.json"
+    status.write_text(status.read_text().replace("completed", "running"))
+    assert read_status(tmp_path / "run")["status"] == "killed"
+    assert run_app(tmp_path / "app", "up", [taken]) == 2
+    with (
+        Ledger.open(tmp_path / "run" / "ledger.jsonl"),
+        pytest.raises(InputError, match="holds a run that is not over"),
+    ):
+        run_app(tmp_path / "app", "up", [taken])
     assert run_app(tmp_path / "app", "up", [f'federation.folder="{tmp_path / "new"}"']) == 2
 
 
@@ -418,19 +439,61 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
 
     monkeypatch.setattr("dpfedexp.flower.app.program", str)
     monkeypatch.setattr(subprocess, "run", slow)
-    assert _end(tmp_path / "run", "up", "7", {}, fresh=True)[0] == "completed"
-    assert _end(tmp_path / "elsewhere", "up", "7", {}, fresh=True) == ("failed", {})
+    assert _end(tmp_path / "run", "up", "7", {}, {})[0] == "completed"
+    assert _end(tmp_path / "elsewhere", "up", "7", {}, {}) == ("failed", {})
     monkeypatch.setattr("dpfedexp.flower.app._flowers_status", lambda *given: "finished:failed")
-    status, told = _end(tmp_path / "run", "up", "7", {}, fresh=False)
-    assert (status, told["reason"]) == ("failed", "See the log above."), (
-        "the status of an earlier run is not this one's"
-    )
+    status, told = _end(tmp_path / "run", "up", "7", {}, read_status(tmp_path / "run"))
+    assert (status, told["reason"]) == ("failed", ""), "the reason of an earlier run is not this one's"
 
 
-def test_a_resume_in_a_folder_that_does_not_exist_is_refused_before_anything_is_started(tmp_path, monkeypatch):
-    new_app(tmp_path / "app")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dpfedexp.flower.app._own_deployment", lambda *given: ({}, tmp_path, tmp_path))
-    monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *given: pytest.fail("Flower was started"))
-    with pytest.raises(InputError, match=r"first' does not exist, so there is no run to resume"):
-        run_app(tmp_path / "app", settings=["federation.resume=true"])
+@pytest.mark.parametrize(
+    ("wrong", "right", "reason"),
+    [
+        (
+            "import numpy",
+            "import nonumpy",
+            "line 3: importing it failed: ModuleNotFoundError: No module named 'nonumpy'",
+        ),
+        ("nn.Linear(4, 1)", "nn.Linaer(4, 1)", r"line 12: build_model\(\) failed: AttributeError: .*Linaer"),
+        ("skiprows=1", "skiprows=0", r"line 17: load_data\('.*node0.csv'\) failed: ValueError: could not convert"),
+        ("nn.Linear(4, 1)", "nn.Linear(3, 1)", "training on '.*node0.csv' failed: .*4"),
+    ],
+)
+def test_up_tries_the_task_before_it_starts_anything(wrong, right, reason, tmp_path, monkeypatch):
+    app = _new_app(tmp_path)
+    monkeypatch.setattr("dpfedexp.cli.flower._start_in_background", lambda place: None)
+    shown = invoke("flower", "up", app)
+    assert "A server and 3 nodes are up" in shown.output, shown.exception
+    task = app / "federation" / "task.py"
+    assert wrong in task.read_text()
+    task.write_text(task.read_text().replace(wrong, right))
+    monkeypatch.setattr("dpfedexp.cli.flower._start_in_background", lambda place: pytest.fail("nodes were started"))
+    assert re.search(rf"task.py'.*{reason}", str(invoke("flower", "up", app).exception))
+
+
+LOG = """INFO : Round 1 of 2
+Traceback (most recent call last):
+  File "/apps/1/federation/task.py", line 7, in build_model
+    return nn.Linaer(4, 1)
+AttributeError: no Linaer
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/apps/1/federation/task.py", line 9, in load_data
+    raise
+  File "/lib/dpfedexp/trainers/task.py", line 3, in check
+dpfedexp.errors.InputError: the rows do not fit
+Successfully started run 17
+"""
+
+
+def test_a_failed_run_prints_the_error_in_a_sentence_and_the_rest_is_in_its_log(tmp_path, capfd):
+    log = tmp_path / "run.log"
+    command = [sys.executable, "-c", f"print({LOG!r}, end='')"]
+    assert _stream(command, os.environ, tmp_path, log) == "17"
+    assert log.read_text() == LOG
+    printed = [line for line in capfd.readouterr().out.splitlines() if line]
+    assert printed == ["INFO : Round 1 of 2", "Successfully started run 17"]
+    _show_failures(_new_app(tmp_path), {log: 0, tmp_path / "run.log": 0})
+    assert capfd.readouterr().out == f"Error: federation/task.py, line 9: the rows do not fit\n  The whole log: {log}\n"

@@ -58,7 +58,7 @@ def test_a_run_killed_while_it_waits_resumes_to_the_same_model_memory_and_ledger
     with pytest.raises(Crash):
         run(tmp_path / "killed", **given, crash_at=3)
     assert rounds_in(tmp_path / "killed") == [1, 2]
-    resumed, result = run(tmp_path / "killed", **given, resume=True)
+    resumed, result = run(tmp_path / "killed", **given)
     assert rounds_in(tmp_path / "killed") == rounds_in(tmp_path / "whole") == rounds
     assert torch.equal(resumed.state.w, whole.state.w)
     assert torch.equal(resumed.state.reported, whole.state.reported)
@@ -76,7 +76,7 @@ def test_a_local_round_that_was_sent_before_the_crash_stays_charged(tmp_path):
     algorithm = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
     with pytest.raises(Crash):
         run(tmp_path, algorithm, crash_at=3)
-    run(tmp_path, algorithm, resume=True)
+    run(tmp_path, algorithm)
     assert rounds_in(tmp_path) == [1, 2, 3, 3, 4]
 
 
@@ -101,7 +101,7 @@ def test_a_crash_between_charge_and_checkpoint_makes_the_round_again_and_charges
     assert rounds_in(killed) == [1, 2]
     assert checkpointed(killed) == 1
     whole, _ = run(tmp_path / "whole")
-    resumed, result = run(killed, resume=True)
+    resumed, result = run(killed)
     assert rounds_in(killed) == [1, 2, 2, 3, 4]
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3, 4]
     assert torch.equal(resumed.state.w, whole.state.w)
@@ -112,33 +112,18 @@ def test_a_resumed_server_takes_the_model_from_its_folder_whatever_it_starts_wit
     whole, _ = run(tmp_path / "whole")
     with pytest.raises(Crash):
         run(tmp_path / "killed", crash_at=3)
-    strategy = DpFedExp(
-        CDP, clients=3, rounds=4, folder=tmp_path / "killed", resume=True, noise=Silence, node_timeout=0.1
-    )
+    strategy = DpFedExp(CDP, clients=3, rounds=4, folder=tmp_path / "killed", noise=Silence, node_timeout=0.1)
     other = {name: value + 1.0 for name, value in problem(3)[1].state_dict().items()}
     strategy.start(grid_of(), ArrayRecord(other), timeout=1.0)
     assert torch.equal(strategy.state.w, whole.state.w)
 
 
 @pytest.mark.filterwarnings("ignore::dpfedexp.errors.AdviceWarning")
-def test_more_rounds_than_the_noise_is_for_are_refused_by_the_setting_that_was_changed(tmp_path):
+@pytest.mark.parametrize("noise", [{"target_epsilon": 8.0}, {"noise_multiplier": 1.0}])
+def test_other_rounds_are_refused_by_the_setting_that_was_changed(noise, tmp_path):
     """The refusal named evaluation.mechanism.noise and others that nobody has typed."""
-    algorithm, given = cdp_fedexp(clip=0.5, target_epsilon=8.0), {"evaluate": "numbers", "evaluate_every": 1}
+    algorithm, given = cdp_fedexp(clip=0.5, **noise), {"evaluate": "numbers", "evaluate_every": 1}
     deploy(tmp_path, algorithm, grid_of(), rounds=2, noise=Silence, **given)
     with pytest.raises(InputError) as refused:
-        deploy(tmp_path, algorithm, grid_of(), rounds=30, noise=Silence, resume=True, **given)
+        deploy(tmp_path, algorithm, grid_of(), rounds=30, noise=Silence, **given)
     assert "is of another run: rounds is 30 here and 2 there. Resume" in str(refused.value)
-
-
-def test_more_rounds_with_the_same_noise_go_on(tmp_path):
-    run(tmp_path, SAFE, rounds=2)
-    run(tmp_path, SAFE, rounds=4, resume=True)
-    assert rounds_in(tmp_path) == [1, 2, 3, 4]
-
-
-def test_a_resume_in_a_folder_without_a_run_is_refused(tmp_path):
-    """It began a new run, and said nothing."""
-    for folder in (tmp_path, tmp_path / "misspelt"):
-        with pytest.raises(InputError, match="holds no run; name its folder, or begin one without resume"):
-            run(folder, resume=True)
-    assert not (tmp_path / "misspelt").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -245,10 +246,22 @@ def test_under_poisson_sampling_neither_metrics_nor_logs_say_who_or_how_many(tmp
     assert "a round did or did not fail" in strategy.statement.text
 
 
-def test_a_folder_with_another_run_is_not_overwritten(tmp_path):
-    start(tmp_path, CDP)
-    with pytest.raises(InputError, match=r"is not empty; name a new one in federation\.folder, or resume with"):
-        start(tmp_path, CDP)
+def test_a_complete_run_is_returned_and_another_run_is_refused_with_the_difference(tmp_path, caplog):
+    first, _ = start(tmp_path / "run", CDP)
+    grid = grid_of()
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        again, result = start(tmp_path / "run", CDP, grid)
+    assert not grid.sent, "a complete run asks nothing"
+    assert "which is complete: no round is made" in caplog.text
+    assert torch.equal(again.state.w, first.state.w)
+    assert again.statement == first.statement
+    assert len(again.opened.ledger) == len(first.history) == len(result.train_metrics_clientapp)
+    with pytest.raises(InputError, match=r"is of another run: algorithm.clip is 0.25 here and 0.5 there"):
+        start(tmp_path / "run", replace(CDP, clip=0.25))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").touch()
+    with pytest.raises(InputError, match=r"holds files but no run; name a new one in federation\.folder"):
+        start(tmp_path / "notes", CDP)
 
 
 @pytest.mark.parametrize(
@@ -256,6 +269,7 @@ def test_a_folder_with_another_run_is_not_overwritten(tmp_path):
     [
         ({"algorithm": dp_scaffold(clip=1.0, noise_multiplier=1.0)}, "dp_scaffold needs the clients' local steps"),
         ({"clients": 0}, "clients is 0; it must be a positive whole number"),
+        ({"resume": True}, "DpFedExp has no argument 'resume'. Write the same folder"),
         ({"min_reply_fraction": 1.5}, "min_reply_fraction is 1.5; it must be above 0 and at most 1"),
         ({"clients_per_node": 2}, "the first must be a multiple of the second"),
         ({"participation": FixedSize(2)}, r"participation must be Full\(\) or Poisson"),

@@ -132,7 +132,7 @@ def test_a_loopback_connection_is_known_by_its_user(monkeypatch):
 
 
 def test_what_would_open_it_is_refused(keys):
-    given = {"control_port": 1, "nodes": keys, "insecure": False}
+    given = {"control_port": 1, "nodes": keys}
     for options, reason in (
         (["--host", "0.0.0.0"], "--host is not an option"),
         (["--database=x"], "the state is in memory"),
@@ -141,10 +141,6 @@ def test_what_would_open_it_is_refused(keys):
     ):
         with pytest.raises(InputError, match=reason):
             serve(options, fleet="0.0.0.0:9092", **given)
-    with pytest.raises(InputError, match="without TLS it must be on loopback"):
-        serve([], fleet="0.0.0.0:9092", **{**given, "insecure": True})
-    with pytest.raises(InputError, match="nodes is missing"):
-        serve([], fleet="0.0.0.0:9092", **{**given, "nodes": None})
     for wrong in ("9092", "example.org:9092", "1.2.3.4:", "1.2.3.4:99999"):
         with pytest.raises(InputError, match="it must be an IP address and a port"):
             parse_address(wrong, "fleet")
@@ -153,7 +149,7 @@ def test_what_would_open_it_is_refused(keys):
 
 def test_another_version_of_flower_is_refused_before_anything_is_served(keys, monkeypatch):
     """The SuperLink stands on private functions as the node does."""
-    given = {"fleet": "127.0.0.1:9092", "control_port": 1, "nodes": keys, "insecure": False}
+    given = {"fleet": "127.0.0.1:9092", "control_port": 1, "nodes": keys}
     monkeypatch.setattr("flwr.__version__", "1.43.0")
     with pytest.raises(
         InputError,

@@ -205,9 +205,13 @@ def test_a_node_trains_on_the_rows_of_its_file_however_few_there_are(rows, templ
     keep = lambda _, reply: replies.append(reply) or reply  # noqa: E731
     grid = LoopbackGrid(app, 1, node_config={"data": str(tmp_path / "own.csv")}, run_config=config, reply_of=keep)
     context = Context(1, 0, {}, RecordDict(), config)
-    run = serve(grid, context, task.build_model(), evaluate=lambda model: {"bias": float(model.bias)})
+    run = serve(grid, context, task.build_model(), (torch.ones(2, 4), torch.ones(2, 1)), task.LOSS)
     assert run.stopped is None
-    assert "bias" in run.history[0]
+    assert {"test_loss", "test_rmse"} <= set(run.history[0]), "the simulator's names"
+    stated = (tmp_path / "out" / "privacy.txt").read_text()
+    assert stated == f"{run.privacy}\n"
+    assert "This run chose its own settings: the algorithm cdp_fedexp with the safe step; δ =" in stated
+    assert "rounds, by the noise of one" not in stated, "it was given"
     update = replies[-1].content["dpfedexp.report"]["vector"].numpy()[:5]  # and what the step size needs
     assert bool(np.any(update)) == (rows > 0)
     assert "1 round, 1 client" in str(run.privacy), "it is promised what every other client is"

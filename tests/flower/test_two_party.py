@@ -241,7 +241,7 @@ def test_a_server_that_dies_between_the_answer_and_the_release_is_resumed_and_pa
             strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
     assert charges(federation.file) == 2
     other_run(federation.grid)
-    resumed, _ = federation.run(FREE, resume=True)
+    resumed, _ = federation.run(FREE)
     assert resumed.state.round == 2
     assert charges(federation.file) == len(Ledger.open(tmp_path / "run" / "ledger.jsonl").entries) == 3
 
@@ -282,7 +282,7 @@ def test_epsilon_alone_is_enough_and_the_votes_are_masked_and_charged_by_the_hel
     federation.grid.app = app
     for context in federation.grid.contexts.values():
         context.run_config.update(config)
-    strategy = strategy_from(config, node_timeout=1)
+    strategy = strategy_from({**config, "federation.node_timeout": 1.0})
     strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
     names = [[query.name for query in entry.event.queries] for entry in strategy.opened.ledger.entries]
     assert names[:2] == [["local rate"], ["first clip"]]

@@ -113,18 +113,18 @@ def test_a_killed_party_has_released_nothing_uncharged_and_the_run_is_resumed(tm
     WithHelper.helper, WithHelper.guard = str(file.path), str(tmp_path / "guard.toml")
     out, charged, app = tmp_path / "out", tmp_path / "helper" / "helper.ledger.jsonl", app_of(tmp_path)
     with WithHelper(
-        tmp_path / "up", CLIENTS + 1, tls=True, environment={**QUICK, "DPFEDEXP_PRIVATE": str(tmp_path / "state")}
+        tmp_path / "up", CLIENTS + 1, environment={**QUICK, "DPFEDEXP_PRIVATE": str(tmp_path / "state")}
     ) as deployment:
         log = finish(start(deployment, app), app)
         assert (tmp_path / "killed-client").exists(), log
         assert (tmp_path / "killed-helper").exists(), log
         assert checkpoint(out)["round"] == 0, "nothing was released"
         assert rounds_of(out / "ledger.jsonl") == rounds_of(charged) == [1]
-        log = finish(start(deployment, app, "federation.resume=true"), app)
+        log = finish(start(deployment, app), app)
         assert (tmp_path / "killed-server").exists(), log
         assert checkpoint(out)["round"] == 1, log
         assert rounds_of(out / "ledger.jsonl") == rounds_of(charged) == [1, 1, 2]
-        log = finish(start(deployment, app, "federation.resume=true"), app)
+        log = finish(start(deployment, app), app)
         assert checkpoint(out)["round"] == 2, log
         assert rounds_of(out / "ledger.jsonl") == rounds_of(charged) == [1, 1, 2, 2]
     statement = json.loads((out / "privacy.json").read_text())

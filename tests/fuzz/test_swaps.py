@@ -63,7 +63,7 @@ class World:
             secure=self.secure,
         )
         last = load(self.folder)
-        open_run = OpenRun.open(described(simulation, simulation.cohort, ROUNDS), None, self.folder, last, resume=True)
+        open_run = OpenRun.open(described(simulation, simulation.cohort, ROUNDS), None, self.folder, last)
         return replace(simulation, run=open_run.name), open_run
 
     def put(self, files: dict[str, Content], private: dict[str, dict[str, bytes] | None]) -> None:

@@ -14,11 +14,8 @@ from dpfedexp.core.sums import Sums
 from dpfedexp.errors import require
 from dpfedexp.mechanisms import Mechanism, MechanismSpec, Release, Report
 from dpfedexp.mechanisms.base import make_sums, total
-from dpfedexp.mechanisms.registry import Entry
 
-ENTRY = Entry(
-    "tests.mechanisms.local_laplace:LocalLaplace", "every client adds Laplace noise to its own update (pure ε)"
-)
+ENTRY = "tests.mechanisms.local_laplace:LocalLaplace"
 
 
 @dataclass(frozen=True)

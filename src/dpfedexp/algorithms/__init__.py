@@ -8,11 +8,10 @@ from dpfedexp.algorithms.dp_fedadam import dp_fedadam
 from dpfedexp.algorithms.dp_fedavg import dp_fedavg
 from dpfedexp.algorithms.dp_scaffold import dp_scaffold
 from dpfedexp.algorithms.fedexp import fedavg, fedexp
-from dpfedexp.algorithms.ldp_fedexp import ldp_fedexp, naive_ldp_fedexp
+from dpfedexp.algorithms.ldp_fedexp import ldp_fedexp
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    made.__name__: made
-    for made in (fedavg, fedexp, dp_fedavg, dp_fedadam, cdp_fedexp, ldp_fedexp, naive_ldp_fedexp, dp_scaffold)
+    made.__name__: made for made in (fedavg, fedexp, dp_fedavg, dp_fedadam, cdp_fedexp, ldp_fedexp, dp_scaffold)
 }
 
 __all__ = [
@@ -25,5 +24,4 @@ __all__ = [
     "fedavg",
     "fedexp",
     "ldp_fedexp",
-    "naive_ldp_fedexp",
 ]

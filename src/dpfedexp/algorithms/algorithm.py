@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
-from dpfedexp.accounting import Event, Sampling
+from dpfedexp.accounting import Sampling
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency, GammaRule
 from dpfedexp.core.clipping import AdaptiveClip, check_radius
 from dpfedexp.core.step_size import AnyRule, Extrapolate, Safe, ServerOptimizer, Step, check_server
@@ -23,13 +23,24 @@ PAPER_EPSILONS: Epsilons = (2.0, 2.0, 2.0)
 Aggregation = Literal["plain", "two-party", "two-party-one-sided"]
 """The parties that sum the updates: one trusted server, or a server and a helper that can't read any update (docs/trust.md), with
 noise from both parties or from the helper alone."""
+
+
+class NoiseOptions(TypedDict, total=False):
+    """Options of algorithms with any mechanism; `cdp_fedexp` and, for PrivUnit, `Algorithm` explain them."""
+
+    noise_multiplier: float | None
+    target_epsilon: float | None
+    target_per: Per
+    delta: float
+    adjacency: Adjacency
+    epsilons: Epsilons
+    gamma: GammaRule
+
+
 HINTS = {
-    "epsilon": "target_epsilon=8.0 for the whole run, or noise_multiplier",
-    "eps": "target_epsilon=8.0 for the whole run, or noise_multiplier",
-    "sigma": "noise_multiplier, the standard deviation over the clip",
-    "noise": "noise_multiplier, the standard deviation over the clip",
-    "clipping_norm": "clip",
-    "max_grad_norm": "clip",
+    **dict.fromkeys(("epsilon", "eps"), "target_epsilon=8.0 for the whole run, or noise_multiplier"),
+    **dict.fromkeys(("sigma", "noise"), "noise_multiplier, the standard deviation over the clip"),
+    **dict.fromkeys(("clipping_norm", "max_grad_norm"), "clip"),
     "lr": "server_rate for the server; the clients' rate goes to local=Sgd(lr=…)",
 }
 """Wrong argument name → what to write instead."""
@@ -161,10 +172,6 @@ class Algorithm:
             f"secure is {secure!r}, but mechanism {self.mechanism!r} draws no secure noise; its `bound` must use `spec.drawn`.",
         )
         return mechanism
-
-    def event(self, dimension: int, cohort: float, sampling: Sampling, rounds: int, secure: Secure = False) -> Event:
-        """Return the event of one round; the arguments are those of `bind`."""
-        return self.bind(dimension, cohort, sampling, rounds, secure).event(sampling)
 
     def _spec(self, **facts: Any) -> MechanismSpec:
         return MechanismSpec(

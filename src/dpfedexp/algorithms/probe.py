@@ -16,7 +16,7 @@ from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.local_rate import CLIP_SHARE, IMPROVED, RADII, RATE_SHARE, RATES, SCALES, scale_rounds
 from dpfedexp.core.sums import MAX_SHARE, Secure, VoteSpec
-from dpfedexp.errors import InputError
+from dpfedexp.errors import require
 from dpfedexp.mechanisms import Mechanism, mechanism_class
 from dpfedexp.mechanisms.base import OneTimeEvents
 
@@ -101,20 +101,12 @@ def extra_releases(
     kind, automatic = mechanism_class(algorithm.mechanism), local is not None and local.automatic
     votes = (IMPROVED,) if automatic else ()
     evaluations, polls = extras.evaluations, extras.candidate_votes
-    if polls and kind.is_local:
-        raise InputError(
-            "candidates are compared in a local setting: clients would have to vote, and one vote is lost in its own noise. Use a "
-            "central mechanism, or compare them on public data."
-        )
-    if evaluations and kind.is_local:
-        raise InputError(
-            "evaluate is 'clients' in a local setting: what one client measures would need noise of its own that is larger than "
-            "the number. Use a central mechanism, or measure on public data: evaluate=(inputs, targets)."
-        )
-    if automatic and kind.is_local:
-        raise InputError(
-            "local lr is 'auto' in a local setting: clients would have to vote, and the noise on a single vote is larger than "
-            "the vote. Choose the rate on public data, or in a simulation without privacy, and give it: Sgd(lr=0.1, …)."
+    asked = {"candidates are compared": polls, "evaluate is 'clients'": evaluations, "local lr is 'auto'": automatic}
+    for what, wanted in asked.items():
+        require(
+            not (wanted and kind.is_local),
+            f"{what} in a local setting: the noise on one client's answer would be larger than the answer. Use a central "
+            "mechanism; or measure on public data, and set a rate such as lr = 0.1.",
         )
     if not kind.is_private or not (automatic or evaluations or polls):
         return votes, None

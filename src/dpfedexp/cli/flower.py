@@ -55,33 +55,25 @@ def hash_(
 def run(
     app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path("."),
     connection: Annotated[
-        str | None,
-        typer.Argument(
-            help="A SuperLink in Flower's config.toml [default: that of `dpfedexp flower up`].", show_default=False
-        ),
+        str | None, typer.Argument(help="A SuperLink in Flower's config.toml [default: that of `flower up`].")
     ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="For the run's files [default: federation.folder].", show_default=False)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last completed round.")] = False,
+    folder: Annotated[Path | None, typer.Option(help="For the run's files [default: federation.folder].")] = None,
     settings: Annotated[
-        list[str] | None,
-        typer.Option("-c", help="Other settings than the app's, such as 'federation.rounds=10'.", show_default=False),
+        list[str] | None, typer.Option("-c", help="Other settings than the app's, such as 'federation.rounds=10'.")
     ] = None,
 ) -> None:
-    """Train, and show the log; the exit status is 0 if the run completed, 3 if it stopped or failed, 4 if it was killed."""
+    """Train, and show the log. The same command resumes a run that did not complete, in the same folder.
+
+    The exit status is 0 if the run completed, 3 if it stopped or failed, 4 if it was killed.
+    """
     from dpfedexp.flower.app import run_app
 
-    given = [*(settings or []), *(["federation.resume=true"] if resume else [])]
-    if folder is not None:
-        given.append(f"federation.folder={json.dumps(str(folder))}")
-    raise typer.Exit(run_app(app, connection, given))
+    given = [] if folder is None else [f"federation.folder={json.dumps(str(folder))}"]
+    raise typer.Exit(run_app(app, connection, [*(settings or []), *given]))
 
 
 @app.command()
-def status(
-    folder: Annotated[Path, typer.Argument(help="The run's folder.", show_default=False)],
-) -> None:
+def status(folder: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
     """Show the status of a run; the exit status is that of `dpfedexp flower run`."""
     from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
@@ -93,22 +85,12 @@ def status(
 @app.command()
 def up(
     app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path("."),
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder with one file or folder for each node [default: the app's data].", show_default=False
-        ),
-    ] = None,
-    guard: Annotated[
-        Path | None,
-        typer.Option(
-            help="A guard file with limits; every node enforces its own copy, next to it.", show_default=False
-        ),
-    ] = None,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay until Ctrl-C.")] = False,
+    data: Annotated[Path | None, typer.Option(help="A folder with one file or folder for each node.")] = None,
+    guard: Annotated[Path | None, typer.Option(help="A guard file, of which every node enforces its own copy.")] = None,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Ctrl-C stops them.")] = False,
 ) -> None:
     """Start a server and one node for each file in data/, on this machine, with TLS and a key for every node."""
-    from dpfedexp.flower.app import app_hash
+    from dpfedexp.flower.app import app_hash, try_task
     from dpfedexp.flower.local_deployment import FOLDER, Deployment, running
 
     forbid_core_dumps()
@@ -118,14 +100,10 @@ def up(
         require(guard.is_file(), f"guard is {str(guard)!r}, which is not a file.")
         config["dpfedexp-guard"] = str(guard.resolve())
     place = (app / FOLDER).resolve()
-    where = "" if app == Path(".") else f" {shlex.quote(str(app))}"
-    explanation = (
-        f"\nA server and {len(rows)} nodes are up, with TLS and a key for every node. Logs: {place}/*.log\n\n"
-        f"  dpfedexp flower run{where}     to train\n  dpfedexp flower down{where}    to stop them\n"
-    )
     if not foreground:
+        try_task(app, rows)
         _start_in_background(place)
-        print(explanation)
+        _explain(len(rows), place, app)
         return
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -133,34 +111,28 @@ def up(
     deployment = Deployment(
         place,
         len(rows),
-        tls=True,
         node_config=config,
         of_node={number: {"data": str(path.resolve())} for number, path in enumerate(rows)},
         enforce=guard is not None,
         apps=[app_hash(app)] if guard is not None else [],
     )
     with running(deployment):
-        print(explanation, flush=True)
+        _explain(len(rows), place, app)
         while (ended := deployment.failed()) is None:
             time.sleep(0.5)
         raise InputError(ended)
 
 
 @app.command()
-def down(
-    app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path("."),
-) -> None:
+def down(app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path(".")) -> None:
     """Stop what `dpfedexp flower up` started."""
     from dpfedexp.flower.local_deployment import FOLDER, stop_running
 
-    found = stop_running((app / FOLDER).resolve())
-    print("Stopped." if found else "No nodes are up here.")
+    print("Stopped." if stop_running((app / FOLDER).resolve()) else "No nodes are up here.")
 
 
 @app.command("helper-key")
-def helper_key(
-    file: Annotated[Path, typer.Argument(help="A new file for the private key.", show_default=False)],
-) -> None:
+def helper_key(file: Annotated[Path, typer.Argument(help="A new file for the private key.")]) -> None:
     """Make the key of the helper, the second aggregator of two-party aggregation; prints the public key for guard files."""
     from dpfedexp.mechanisms.aggregation import new_key
 
@@ -195,6 +167,12 @@ def _start_in_background(folder: Path) -> None:
         if process.poll() is not None:
             raise InputError(f"the nodes did not start:\n{(folder / 'up.log').read_text(encoding='utf-8')}")
         time.sleep(0.2)
+
+
+def _explain(nodes: int, folder: Path, app: Path) -> None:
+    where = "" if app == Path(".") else f" {shlex.quote(str(app))}"
+    print(f"\nA server and {nodes} nodes are up, with TLS and a key for every node. Logs: {folder}/*.log\n")
+    print(f"  dpfedexp flower run{where}     to train\n  dpfedexp flower down{where}    to stop them\n", flush=True)
 
 
 guard_app = typer.Typer(help="A site's own limits and what was spent under them.", no_args_is_help=True)
@@ -271,14 +249,9 @@ def superexec(context: typer.Context) -> None:
 
 def superlink(
     context: typer.Context,
+    nodes: Annotated[Path, typer.Option(help="A file with the public keys of the nodes that may connect.")],
     fleet: Annotated[str, typer.Option(help="Where nodes connect: an IP address and a port.")] = "127.0.0.1:9092",
     control_port: Annotated[int, typer.Option(help="On loopback, for `flwr run`.")] = 9093,
-    nodes: Annotated[
-        Path | None, typer.Option(help="A file with the public keys of the nodes that may connect.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without TLS and without known nodes; on loopback only.")
-    ] = False,
 ) -> None:
     """Run a SuperLink of which the network sees only what nodes need, and which keeps nothing on disk.
 
@@ -290,7 +263,7 @@ def superlink(
     forbid_core_dumps()
     if key := split_options(context.args).get("--ssl-keyfile"):
         check_file(Path(key), 0o600)
-    serve(context.args, fleet=fleet, control_port=control_port, nodes=nodes, insecure=insecure)
+    serve(context.args, fleet=fleet, control_port=control_port, nodes=nodes)
 
 
 def split_options(options: Sequence[str]) -> dict[str, str]:
@@ -332,9 +305,7 @@ def _guard() -> None: ...
 
 @guard_app.command()
 def show(
-    file: Annotated[
-        Path, typer.Argument(help="The guard file, or a helper's file of two-party aggregation.", show_default=False)
-    ],
+    file: Annotated[Path, typer.Argument(help="The guard file, or a helper's file of two-party aggregation.")],
     last: Annotated[int, typer.Option(help="How many of the newest charges to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="For a program.")] = False,
 ) -> None:
@@ -359,17 +330,20 @@ def show(
 
 @app.command()
 def metrics(
-    run: Annotated[Path | None, typer.Option(help="The folder of a run.", show_default=False)] = None,
-    guard: Annotated[Path | None, typer.Option(help="A guard file, or a helper's file.", show_default=False)] = None,
+    run: Annotated[Path | None, typer.Option(help="The folder of a run.")] = None,
+    guard: Annotated[Path | None, typer.Option(help="A guard file, or a helper's file.")] = None,
     listen: Annotated[str, typer.Option(help="Where Prometheus asks: an IP address and a port.")] = "127.0.0.1:9464",
 ) -> None:
     """Serve /metrics for Prometheus and /healthz, from the files of a run or of a site."""
     from dpfedexp.flower.access import parse_address
     from dpfedexp.flower.monitor import guard_metrics, metrics_server, run_metrics
 
-    sources = [partial(read, path) for read, path in ((run_metrics, run), (guard_metrics, guard)) if path is not None]
-    require(len(sources) == 1, "name one --run or one --guard; several need a process each.")
-    host, port = parse_address(listen, "listen")
-    with metrics_server(list(sources), host, port) as server:
+    if run is not None and guard is None:
+        source = partial(run_metrics, run)
+    elif guard is not None and run is None:
+        source = partial(guard_metrics, guard)
+    else:
+        raise InputError("name a --run or a --guard; several need a process each.")
+    with metrics_server(source, *parse_address(listen, "listen")) as server:
         print(f"http://{listen}/metrics and http://{listen}/healthz", flush=True)
         server.serve_forever()

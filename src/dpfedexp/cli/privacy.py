@@ -16,7 +16,6 @@ from rich.table import Table
 
 from dpfedexp.cli.options import CENTRAL, JsonOption, MechanismOption, print_json
 from dpfedexp.errors import require
-from dpfedexp.mechanisms.registry import MECHANISMS
 
 if TYPE_CHECKING:
     from dpfedexp.accounting import Event
@@ -143,7 +142,7 @@ def noise(
     about: dict[str, Any] = {"mechanism": one.mechanism, "target_epsilon": target}
     goal: dict[str, Any] = {"target_epsilon": target, "delta": delta, "rounds": rounds}
     z = None
-    if MECHANISMS[one.mechanism].tunes == "epsilons":
+    if one.mechanism == "privunit":
         one = one.scaled(calibrate_privunit(lambda total: one.scaled(total).event(None), **goal))
         about |= {f"epsilon{i}": getattr(one, f"epsilon{i}") for i in range(3)}
     else:

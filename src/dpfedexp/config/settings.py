@@ -98,7 +98,7 @@ class AlgorithmSettings(SettingsSection):
     """The algorithm and its privacy guarantee."""
 
     name: str = "cdp_fedexp"
-    """`cdp_fedexp`, `ldp_fedexp`, `dp_fedavg`, `dp_fedadam`, `dp_scaffold`, `naive_ldp_fedexp`, `fedavg` or `fedexp`."""
+    """`cdp_fedexp`, `ldp_fedexp`, `dp_fedavg`, `dp_fedadam`, `dp_scaffold`, `fedavg` or `fedexp`."""
     clip: float | Literal["adaptive"] | None = None
     """The radius C of the ball that updates are clipped to, or `adaptive` (central privacy only)."""
     adaptive: AdaptiveSettings | None = None

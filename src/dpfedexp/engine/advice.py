@@ -169,7 +169,7 @@ def sampling(plan: Plan) -> Advice | None:
         return None
     return _note(
         "sampling",
-        f"All {plan.population:,} clients take part in every round. With participation Poisson({rate:g}) a round would cost "
+        f"All {plan.population:,} clients take part in every round. With Poisson sampling (rate {rate:g}) a round would cost "
         f"{rate:.0%} of the computation, and at the same ε its mean would have at most a tenth more noise.",
     )
 
@@ -185,7 +185,7 @@ def unheard_votes(plan: Plan) -> Advice | None:
     return _note(
         "rate-by-default",
         f"The votes on the local rate have noise of {noise:.0%} of the clients in every bin, so the rate will be near the usual "
-        f"{PRIOR_RATE:g} whatever the clients answer. Choose it on public data, if there are any: Sgd(lr=…).",
+        f"{PRIOR_RATE:g} whatever the clients answer. Choose lr on public data, if there are any.",
     )
 
 
@@ -458,10 +458,10 @@ def evaluation_precision(evaluation: ClientEvaluation | None, cohort: float) -> 
     return [
         _warning(
             "evaluation-noise",
-            f"evaluate is 'clients', and with {number(cohort)} clients a round an accuracy, which is from 0 to 1, gets noise of "
+            f"Evaluation by the clients: with {number(cohort)} clients a round an accuracy, which is from 0 to 1, gets noise of "
             f"±{half_width:.2g}; an evaluation that is only noise is left out of the history. For ±0.1 it takes about "
-            f"{about(cohort * half_width / 0.1)} clients a round at this ε. Otherwise evaluate on public data, "
-            f"evaluate=(inputs, targets), or less often, Evaluation('clients', every={2 * evaluation.every}).",
+            f"{about(cohort * half_width / 0.1)} clients a round at this ε. Otherwise evaluate on public data, or less often, such "
+            f"as every {2 * evaluation.every} rounds.",
         )
     ]
 

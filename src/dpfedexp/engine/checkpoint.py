@@ -99,10 +99,8 @@ def read_progress(folder: Path) -> Progress | None:
     return None if checkpoint is None else checkpoint.progress
 
 
-def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path, may_change: tuple[str, ...] = ()) -> None:
-    """Raise `InputError` with the differences if the checkpoint belongs to another run. The initial parameters are not compared,
-    and settings named in `may_change` may differ.
-    """
+def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> None:
+    """Raise `InputError` with the differences if the checkpoint belongs to another run; initial parameters may differ."""
     here, there = (
         {name: value for name, value in one.items() if not name.endswith(START)}
         for one in (settings, checkpoint.progress.settings)
@@ -113,9 +111,8 @@ def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path, may_
         "trained: build the model as it was, with the same pretrained weights or the same torch.manual_seed.",
     )
     changed = differences(here, there)
-    fixed = ({name: value for name, value in one.items() if name not in may_change} for one in (here, there))
     require(
-        not differences(*fixed),
+        not changed,
         f"the checkpoint in {str(folder)!r} is of another run: {changed}. Resume with that run's settings, or use another "
         "folder.",
     )

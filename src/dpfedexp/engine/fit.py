@@ -127,19 +127,24 @@ def fit(
         on_round=on_round,
     )
     facts = describe_choices(run, algorithm, number, given={"delta": delta, "rounds": rounds}, candidates=candidates)
-    privacy = replace(run.privacy, choices=facts)
-    if out is not None and rank() == 0:
-        # All files of a secure run keep one common date.
-        rewrite_statement(
-            Path(out), privacy, (Path(out) / LEDGER).stat().st_mtime if (Path(out) / LEDGER).exists() else None
-        )
-    return replace(run, privacy=privacy, facts=run.facts and replace(run.facts, command=call))
+    run = with_choices(run, facts, Path(out) if out is not None and rank() == 0 else None)
+    return replace(run, facts=run.facts and replace(run.facts, command=call))
 
 
 def fit_settings(epsilon: float, clients: int) -> dict[str, dict[str, Any]]:
     """The settings that `fit` chooses, as the sections `algorithm` and `local` of a configuration."""
     algorithm = {"name": "cdp_fedexp", "clip": "adaptive", "target_epsilon": epsilon, "delta": default_delta(clients)}
     return {"algorithm": algorithm, "local": {"lr": "auto", "steps": LOCAL_STEPS, "max_examples": MOST_EXAMPLES}}
+
+
+def with_choices(run: Run, choices: tuple[str, ...], folder: Path | None) -> Run:
+    """The run with its automatic choices in its statement, and in that of its folder."""
+    privacy = replace(run.privacy, choices=choices)
+    if folder is not None:
+        # All files of a secure run keep one common date.
+        ledger = folder / LEDGER
+        rewrite_statement(folder, privacy, ledger.stat().st_mtime if ledger.exists() else None)
+    return replace(run, privacy=privacy)
 
 
 @checked

@@ -119,24 +119,22 @@ class OpenRun:
         ledger: Ledger | Path | str | None,
         folder: Path | None,
         last: Checkpoint | None,
-        *,
-        resume: bool,
     ) -> OpenRun:
         """Start a run, or resume the run in `folder`. The ledger is `folder/ledger.jsonl` unless another ledger is given.
 
         A ledger elsewhere may belong to a project: every run that names it adds charges. Without a folder only the ledger is kept.
-        With `resume`, a run without a checkpoint restarts from its ledger.
+        A run without a checkpoint restarts from its ledger.
         """
         source = LedgerSource.of(ledger, folder)
         try:
             if folder is None:
                 return _begin(description, source, folder)
             if last is not None:
-                checkpoint.check_same(last, description.settings, folder, description.may_change)
+                checkpoint.check_same(last, description.settings, folder)
             folder.mkdir(parents=True, exist_ok=True)
-            if last is not None or (resume and source.own and source.exists):
+            if last is not None or (source.own and source.exists):
                 return _go_on(description, source, folder, last)
-            if resume and source.own:
+            if source.own:
                 _check_nothing_was_released(folder)
             return _begin(description, source, folder)
         except OSError as error:
@@ -282,7 +280,7 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
 
 def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkpoint | None) -> OpenRun:
     """Resume the run of a folder from its checkpoint, or from the start where it has only a ledger."""
-    with source.opened(source.existing(run.fixed_hash if last is None else None)) as ledger:
+    with source.opened(source.existing(checkpoint.settings_hash(run.settings) if last is None else None)) as ledger:
         name: Any = ledger.header.get("run") if last is None else last.progress.run
         if not private_folder.is_run_id(name):
             raise LedgerError(
@@ -369,7 +367,6 @@ class RunDescription:
         not_covered: values that the privacy statement does not cover.
         reporting: maps the history to the smallest number of clients that report in a round; None for all clients.
         no_other_adjacency: why the statement has no ε for the other adjacency; empty where it has one.
-        may_change: settings that may differ when the run is resumed.
     """
 
     engine: Engine
@@ -381,24 +378,16 @@ class RunDescription:
     not_covered: tuple[str, ...] = ()
     reporting: Callable[[list[dict[str, Any]]], int] | None = None
     no_other_adjacency: str = ""
-    may_change: tuple[str, ...] = ()
 
     @property
     def secure(self) -> bool:
         return self.engine.secure
 
-    @property
-    def fixed_hash(self) -> str:
-        """The hash of the settings that must not change."""
-        return checkpoint.settings_hash(
-            {name: value for name, value in self.settings.items() if name not in self.may_change}
-        )
-
     def ledger_header(self) -> dict[str, Any]:
         """The header of the ledger: the facts for a statement from the ledger alone."""
         run = self.engine
         header = {
-            "config": self.fixed_hash,
+            "config": checkpoint.settings_hash(self.settings),
             "algorithm": run.algorithm.name,
             "clients": run.population,
             "delta": run.algorithm.delta,

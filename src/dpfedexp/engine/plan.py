@@ -220,7 +220,8 @@ class Plan:
         if z is None or best is None:
             return None
         quieter = replace(self.algorithm, noise_multiplier=z * best, target_epsilon=None)
-        return self._epsilon_of(quieter.event(self.dimension, self.cohort, self.sampling, self.rounds))
+        mechanism = quieter.bind(self.dimension, self.cohort, self.sampling, self.rounds)
+        return self._epsilon_of(mechanism.event(self.sampling))
 
     def _epsilon_of(self, event: Event) -> float:
         return compose([(event, self.rounds)], self.algorithm.delta).epsilon

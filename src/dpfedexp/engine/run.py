@@ -297,7 +297,7 @@ class RunFolder:
     def __init__(
         self, path: Path | str, *, resume: bool = False, command: str = "", data: str = "", purpose: str = ""
     ) -> None:
-        self.path, self.resume, self.command, self.data = Path(path), resume, command, data
+        self.path, self.command, self.data = Path(path), command, data
         self.call = ""
         """The Python call that started the run, if it is not one of `train`."""
         self.how_to_resume = f"{'repeat the command' if command else 'make the same call again'} to resume"

@@ -79,9 +79,9 @@ def run_to_end(
         RoundFailed: a round failed; the completed rounds are on disk.
     """
     files = how.run_folder
-    folder, resume = (None, False) if files is None else (files.path, files.resume)
+    folder = None if files is None else files.path
     with (
-        OpenRun.open(description, how.ledger, folder, how.last, resume=resume) as open_run,
+        OpenRun.open(description, how.ledger, folder, how.last) as open_run,
         round_progress(engine, description.rounds, enabled=how.progress) as show_progress,
     ):
         engine = replace(engine, run=open_run.name)

@@ -10,7 +10,6 @@ from dpfedexp.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dpfedexp.flower.app_settings import data_path as data_path
-    from dpfedexp.flower.app_settings import round_timeout as round_timeout
     from dpfedexp.flower.client import answer as answer
     from dpfedexp.flower.client import clip_and_randomize as clip_and_randomize
     from dpfedexp.flower.client import private_training as private_training

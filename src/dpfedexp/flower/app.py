@@ -6,8 +6,8 @@ Here relative folders are resolved in the user's working directory, and the exit
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -15,18 +15,19 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Mapping, Sequence
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+import traceback
+from collections.abc import Collection, Mapping, Sequence
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from dpfedexp.engine.outlets import LEDGER, STATUS
-from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.errors import InputError, first_line, nearest, require
 from dpfedexp.flower.local_deployment import FOLDER, QUIET, find_running, program
 from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
+_TRACEBACK, _FRAME = "Traceback (most recent call last)", re.compile(r'File "([^"]+)", line (\d+)')
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FOLDER, _NODES = "federation.folder", "federation.nodes"
 
 
@@ -38,24 +39,15 @@ def new_app(folder: Path | str) -> list[Path]:
         if any(folder.iterdir()):
             raise InputError(f"the folder {str(folder)!r} is not empty; name a new one.")
         name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
-        return _copy(files("dpfedexp.flower") / "template", folder, name)
+        written = []
+        with as_file(files("dpfedexp.flower") / "template") as template:
+            for source in (path for path in template.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+                written.append(folder / source.relative_to(template))
+                written[-1].parent.mkdir(parents=True, exist_ok=True)
+                written[-1].write_text(source.read_text(encoding="utf-8").replace("@name@", name), encoding="utf-8")
+        return sorted(written)
     except OSError as error:
         raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
-
-
-def _copy(source: Traversable, target: Path, name: str) -> list[Path]:
-    written: list[Path] = []
-    for entry in source.iterdir():
-        if entry.name == "__pycache__":
-            continue
-        place = target / entry.name
-        if entry.is_dir():
-            place.mkdir(exist_ok=True)
-            written += _copy(entry, place, name)
-        else:
-            place.write_text(entry.read_text(encoding="utf-8").replace("@name@", name), encoding="utf-8")
-            written.append(place)
-    return sorted(written)
 
 
 def app_hash(app: Path | str) -> str:
@@ -66,6 +58,38 @@ def app_hash(app: Path | str) -> str:
         return hashlib.sha256(build_fab_from_disk(Path(app))).hexdigest()
     except (OSError, ValueError) as error:
         raise InputError(f"{str(app)!r} is not a Flower app: {error}") from None
+
+
+def try_task(app: Path, files: Sequence[Path]) -> None:
+    """Build the model of an app's `task.py` and try it on every node's file; raise `InputError` that says what is wrong.
+
+    Apps without a `task.py` like the template's are not tried.
+    """
+    found = next(app.glob("*/task.py"), None)
+    if found is None:
+        return
+    from dpfedexp.flower.client import try_training
+
+    package, what = found.parent.name, "importing it"
+    sys.path.insert(0, str(app.resolve()))
+    try:
+        task = importlib.import_module(f"{package}.task")
+        what = "build_model()"
+        task.build_model()
+        for path in files if hasattr(task, "load_data") else ():
+            what = f"load_data({str(path)!r})"
+            rows = task.load_data(str(path))
+            what = f"training on {str(path)!r}"
+            try_training(task.build_model(), rows, getattr(task, "LOSS", None))
+    except Exception as error:
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        line = next((f", line {one.lineno}" for one in frames if Path(one.filename) == found.resolve()), "")
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        raise InputError(f"{str(found)!r}{line}: {what} failed: {kind}{first_line(error)}") from None
+    finally:
+        sys.path.remove(str(app.resolve()))
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]
 
 
 def run_app(
@@ -87,23 +111,21 @@ def run_app(
     _check_settings(written, given)
     paths = paths_from_here(app, given, Path.cwd())
     folder = Path(paths[_FOLDER])
-    if (folder / LEDGER).exists() and not {**written, **given}.get("federation.resume"):
-        # The server app would refuse this later, with a traceback.
-        raise InputError(
-            f"the folder {str(folder)!r} already holds a run; resume it (--resume), or start another one in a new folder "
-            "(--folder runs/second)."
-        )
-    if logs is not None and {**written, **given}.get("federation.resume"):
-        missing = (
-            f"the folder {str(folder)!r} does not exist, so there is no run to resume; leave --resume out to begin one."
-        )
-        require(folder.exists(), missing)
+    before = _status(folder)
+    taken = {"completed": "a complete run", "running": "a run that is not over"}.get(before.get("status", ""))
+    require(
+        taken is None,
+        f"the folder {str(folder)!r} holds {taken}; name a new one for another run (--folder runs/second).",
+    )
     # TOML writes strings, numbers and booleans as JSON does.
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
-    read = {} if logs is None else {path: path.stat().st_size for path in logs.glob("supernode*.log")}
-    before = _status_text(folder)
+    read = {} if logs is None else {path: path.stat().st_size for path in sorted(logs.glob("supernode*.log"))}
+    log = (app / FOLDER / "run.log").resolve()
+    log.parent.mkdir(mode=0o700, exist_ok=True)
     try:
-        run = _stream([program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder)
+        run = _stream(
+            [program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder, log
+        )
     except KeyboardInterrupt:
         print(
             f"\nThe run goes on without this log: see `dpfedexp flower status {folder}`. `flwr stop` with the run's id ends it.",
@@ -113,9 +135,9 @@ def run_app(
     if run is None:
         print("The run was not started.", file=sys.stderr)
         return 2
-    status, told = _end(folder, connection, run, environment, fresh=_status_text(folder) != before)
+    status, told = _end(folder, connection, run, environment, before)
     if status != "completed":
-        _show_failures(read)
+        _show_failures(app, {log: 0, **read})
     where = f"{told['round']} of {told['rounds']} rounds, epsilon {told['epsilon']:.4g}" if told else "no status here"
     print(f"Run {run} {status}: {where}. {told.get('reason', '')}".rstrip(), flush=True)
     if told:
@@ -152,17 +174,28 @@ def _check_settings(written: dict[str, Any], given: dict[str, Any]) -> None:
             )
 
 
-def _show_failures(read: Mapping[Path, int]) -> None:
-    """Print the newest exception in each node's log since the run began, without repeats. The nodes are the user's own."""
-    shown: dict[str, str] = {}
-    for path, before in sorted(read.items()):
-        text = path.read_bytes()[before:].decode("utf-8", "replace")
-        start = text.rfind("Traceback (most recent call last)")
-        lines = text[start:].splitlines() if start >= 0 else []
-        end = next((n for n, line in enumerate(lines) if n and line and not line.startswith(" ")), 0)
-        if end:
-            shown.setdefault(lines[end], f"\n{path.stem} failed ({path}):\n" + "\n".join(lines[: end + 1]))
-    print(*shown.values(), sep="\n", flush=True)
+def _show_failures(app: Path, logs: Mapping[Path, int]) -> None:
+    """Print the newest exception in each log since the run began, without repeats, and where the log is. All are the user's own."""
+    own = {"/".join(path.parts[-2:]) for path in app.resolve().glob("*/*.py")}
+    shown: dict[str, Path] = {}
+    for path, before in logs.items():
+        sentence = failure_in(path.read_bytes()[before:].decode("utf-8", "replace"), own)
+        if sentence:
+            shown.setdefault(sentence, path)
+    for sentence, path in shown.items():
+        print(f"Error: {sentence}\n  The whole log: {path}", flush=True)
+
+
+def failure_in(log: str, own: Collection[str]) -> str:
+    """The newest exception in a log in one line, with the place in the app's `own` files that raised it; "" without one."""
+    _, found, rest = log.rpartition(_TRACEBACK)
+    lines = rest.splitlines()[1:]
+    end = next((n for n, line in enumerate(lines) if line and not line.startswith(" ")), None)
+    if not found or end is None:
+        return ""
+    frames = [("/".join(Path(path).parts[-2:]), line) for path, line in _FRAME.findall("\n".join(lines[:end]))]
+    place = next((f"{name}, line {line}: " for name, line in reversed(frames) if name in own), "")
+    return place + lines[end].removeprefix("dpfedexp.errors.InputError: ")
 
 
 def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
@@ -191,28 +224,26 @@ def paths_from_here(app: Path, given: Mapping[str, Any], here: Path) -> dict[str
 
 def _written(app: Path) -> dict[str, Any]:
     """The settings in the app's pyproject.toml, by their names in `-c`."""
+    from flwr.common.config import flatten_dict
+
     try:
         config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-        found = _flat(config)
+        found: dict[str, Any] = flatten_dict(config)
         return {_FOLDER: found[_FOLDER], **found}
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{str(app / 'pyproject.toml')!r} is not valid TOML: {error}.") from None
-    except (OSError, KeyError, TypeError, AttributeError):
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):
         raise InputError(
             f"{str(app)!r} is not an app of dpfedexp: its pyproject.toml has no key `folder` in [tool.flwr.app.config.federation]."
         ) from None
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
+def _stream(command: list[str], environment: Mapping[str, str], folder: Path, log: Path) -> str | None:
+    """Run the command until it ends or the server app was killed; return Flower's id of the run.
 
-
-def _stream(command: list[str], environment: Mapping[str, str], folder: Path) -> str | None:
-    """Run the command and print its output until it ends or the server app was killed; return Flower's id of the run."""
-    run = None
+    The output goes to the file `log`, and is printed without tracebacks.
+    """
+    run, hidden = None, False
     process = subprocess.Popen(
         command,
         env={**environment, **QUIET, "PYTHONUNBUFFERED": "1"},
@@ -223,9 +254,13 @@ def _stream(command: list[str], environment: Mapping[str, str], folder: Path) ->
     )
     over = threading.Event()
     threading.Thread(target=_end_when_killed, args=(process, folder, over), daemon=True).start()
-    with process:
+    with process, open(log, "w", encoding="utf-8") as file:
         for line in process.stdout or ():
-            print(line, end="", flush=True)
+            file.write(line)
+            hidden = hidden or _TRACEBACK in line
+            if not hidden and not line.startswith(_CHAINED):
+                print(line, end="", flush=True)
+            hidden = hidden and (_TRACEBACK in line or not line.strip() or line.startswith(" "))
             if (found := _STARTED.search(line)) is not None:
                 run = found[1]
     over.set()
@@ -236,33 +271,32 @@ def _end_when_killed(process: subprocess.Popen[str], folder: Path, over: threadi
     """End the log stream when the server app was running and is killed; Flower itself needs a minute or more to notice."""
     alive = False
     while not over.wait(1.0):
-        with contextlib.suppress(InputError):
-            status = read_status(folder)["status"]
-            alive = alive or status == "running"
-            if alive and status == "killed":
-                process.terminate()
-                return
+        status = _status(folder).get("status")
+        alive = alive or status == "running"
+        if alive and status == "killed":
+            process.terminate()
+            return
 
 
-def _status_text(folder: Path) -> bytes:
-    return (folder / STATUS).read_bytes() if (folder / STATUS).exists() else b""
+def _status(folder: Path) -> dict[str, Any]:
+    """The content of `status.json`; empty if it is not on this machine or can't be read."""
+    try:
+        return read_status(folder)
+    except InputError:
+        return {}
 
 
 def _end(
-    folder: Path, connection: str, run: str, environment: Mapping[str, str], *, fresh: bool
+    folder: Path, connection: str, run: str, environment: Mapping[str, str], before: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """The status of a run at its end, and the content of its `status.json`; empty if that is not on this machine.
-
-    Args:
-        fresh: whether this run wrote `status.json`; else it is of an earlier attempt.
-    """
-    told = read_status(folder) if (folder / STATUS).exists() else {}
+    """The status of a run at its end, and the content of its `status.json`, which is of an earlier attempt if it is `before`."""
+    told = _status(folder)
     flowers = _flowers_status(connection, run, environment)
     failed = flowers.endswith("failed")
-    if told and not (failed and (told["status"] == "completed" or not fresh)):
+    if told and not (failed and (told["status"] == "completed" or told == before)):
         return str(told["status"]), told
     if told:  # from an earlier run in this folder, or from before the app itself failed
-        told = {**told, "reason": "See the log above."}
+        told = {**told, "reason": ""}
     return ("completed" if flowers == "finished:completed" else "failed"), told
 
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from flwr.app import Context
+from flwr.common.config import unflatten_dict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
-from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.engine.fit import fit_settings
 from dpfedexp.errors import InputError
 
@@ -33,8 +33,6 @@ class FederationSettings(BaseModel):
     evaluate: str = ""
     evaluate_every: int | None = Field(None, ge=1)
     held_out: float = Field(0.0, ge=0, lt=1)
-    resume: bool = False
-    replace_missing_nodes: bool = False
     clients_per_node: int = Field(1, ge=1)
     min_reply_fraction: float = Field(0.6, gt=0, le=1)
     budget: float | None = Field(None, ge=0)
@@ -44,18 +42,15 @@ class FederationSettings(BaseModel):
 
 def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Settings]:
     """Parse and check the sections of this library."""
-    tree: dict[str, dict[str, Any]] = {}
-    for key, value in run_config.items():
-        section, dot, name = key.partition(".")
-        if dot:
-            tree.setdefault(section, {})[name] = value
-    for name in [name for name in tree.get("local", {}) if "." in name]:
-        table, _, key = name.partition(".")
-        tree["local"].setdefault(table, {})[key] = tree["local"].pop(name)
     try:
+        tree: dict[str, Any] = unflatten_dict({key: value for key, value in run_config.items() if "." in key})
         federation = FederationSettings.model_validate(tree.get("federation", {}))
     except ValidationError as error:
         raise InputError(sentence(error, FederationSettings, "federation.")) from None
+    except TypeError:
+        raise InputError(
+            "a name in the app's configuration is a setting and a section; it must be one of them."
+        ) from None
     if federation.epsilon is not None:
         # The settings that `fit` chooses; settings that are given override them.
         given = tree.get("algorithm", {})
@@ -71,11 +66,6 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
 
 
-def local_from(run_config: Mapping[str, Any]) -> LocalOptimizer:
-    """The local optimizer in an app's configuration."""
-    return read_settings(run_config)[1].build_local()
-
-
 def data_path(context: Context) -> str:
     """The path of this node's data: the setting `data` of the node's configuration, which its operator sets."""
     path = context.node_config.get("data")
@@ -85,8 +75,3 @@ def data_path(context: Context) -> str:
             "`dpfedexp flower up`."
         )
     return str(path)
-
-
-def round_timeout(run_config: Mapping[str, Any]) -> float:
-    """The seconds that a round waits for replies, from an app's configuration."""
-    return read_settings(run_config)[0].round_timeout

@@ -41,7 +41,7 @@ from dpfedexp.algorithms.probe import CLIP, RATE, SCALE, UPDATE, Extras, Probe, 
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.local_optimizer import LocalOptimizer
+from dpfedexp.core.local_optimizer import LocalOptimizer, Sgd
 from dpfedexp.core.local_rate import IMPROVED, PRIOR_RATE
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.modules import Layout
@@ -52,7 +52,7 @@ from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE, Request
 from dpfedexp.engine.fit import rounds_for
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower import messages
-from dpfedexp.flower.app_settings import local_from, read_settings
+from dpfedexp.flower.app_settings import read_settings
 from dpfedexp.flower.guard import Guard, HelperFile, Refused, node_charge, total
 from dpfedexp.flower.messages import BALLOTS, CONTROL, HELPER, MODEL, REPORT, ROWS, NodeRequest, refusal, to_flat
 from dpfedexp.mechanisms import Mechanism, Report
@@ -270,10 +270,7 @@ def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: T
 
 def masked_content(report: Report, request: NodeRequest, sender: Sender) -> RecordDict:
     """The content of a reply in two-party aggregation: the masked row, and the mask's seed encrypted with the helper's key."""
-    mechanism = request.mechanism
-    if not isinstance(mechanism, TwoPartyGaussian):
-        raise InputError(f"mechanism {mechanism.kind!r} has no helper.")
-    row = to_words(mechanism.units(report)[0])
+    row = to_words(cast(TwoPartyGaussian, request.mechanism).units(report)[0])
     sent = mask_row(row, messages.round_of(request, len(row), sender.run), sender.node, sender.helper_key)
     return messages.reply_of(np.ascontiguousarray(sent.words, dtype="<u8"), request, seed=sent.sealed)
 
@@ -349,15 +346,11 @@ def answer(
         loss: a name, or a function (outputs, targets) → one loss per example; by default the usual loss for the targets.
     """
     request = NodeRequest.from_message(message)
-    optimizer = local_from(context.run_config) if local is None else local
+    optimizer = read_settings(context.run_config)[1].build_local() if local is None else local
     asked, layout = torch.tensor(request.clients or (0,)), Layout.of(model)
     w = to_flat(message.content.array_records[MODEL], layout, torch.float32)
     layout.write(model, w)
-    held: Clients | None = None
-    if not isinstance(clients, tuple):
-        held = clients
-    elif len(clients[1]):
-        held = Federation.from_clients([clients])
+    held = _held(clients)
     measured = str(context.run_config.get("federation.evaluate", ""))
     metrics = ClientMetrics.parse(measured) if measured else None
     share = float(context.run_config.get("federation.held_out", 0.0))
@@ -383,6 +376,20 @@ def answer(
     if ballots is not None:
         content[BALLOTS] = MetricRecord({IMPROVED.name: ballots.tolist()})
     return Message(content, reply_to=message)
+
+
+def try_training(model: nn.Module, clients: Clients | tuple[Tensor, Tensor], loss: str | Loss | None) -> None:
+    """Raise an error if a model can't be trained on a node's data; nothing leaves this function."""
+    held = _held(clients)
+    if held is not None:
+        _simulation(model, held, Sgd(lr=0.1, steps=1), loss, alone=isinstance(clients, tuple))
+
+
+def _held(clients: Clients | tuple[Tensor, Tensor]) -> Clients | None:
+    """A node's clients; None for a node without rows."""
+    if not isinstance(clients, tuple):
+        return clients
+    return Federation.from_clients([clients]) if len(clients[1]) else None
 
 
 def _simulation(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -47,9 +47,7 @@ class Participants:
     Attributes:
         count: the public number of nodes of the run.
         min_reply_fraction: the fraction of the nodes that must be connected for a round to begin.
-        timeout: seconds to wait for nodes.
         open_to_all: whether every connected node takes part, as under add-remove adjacency.
-        replace_missing_nodes: whether connected nodes replace missing ones when the run is resumed.
         nodes: the participants, in the order in which they joined.
         allowed: the only nodes that may be asked, sorted; None for any connected node.
     """
@@ -58,7 +56,6 @@ class Participants:
     min_reply_fraction: float
     timeout: float
     open_to_all: bool = False
-    replace_missing_nodes: bool = False
     nodes: tuple[int, ...] = ()
     allowed: tuple[int, ...] | None = None
     _begun: bool = False
@@ -69,43 +66,69 @@ class Participants:
             len(nodes) == self.count,
             f"the list of nodes names {len(nodes)}, and the run has {self.count} (clients divided by clients_per_node).",
         )
-        require(
-            not self.replace_missing_nodes,
-            "replace_missing_nodes is true beside a list of nodes, which says who takes part; change the list.",
-        )
         self.allowed = nodes
 
-    def nodes_of_round(self, grid: Grid) -> list[int]:
+    def nodes_of_round(self, connected: Callable[[], Iterable[int]]) -> list[int]:
         """The nodes that can be asked: all connected nodes if the run is open to all, else the connected participants.
 
         An absent node counts as a missing reply. Only the first round waits for all nodes.
         """
-        enough, begun = max(1, math.ceil(self.min_reply_fraction * self.count)), self._begun
-        wanted, self._begun = enough if begun else self.count, True
-        replace_missing_nodes = self.replace_missing_nodes and not begun
-
-        def participants(connected: Sequence[int]) -> tuple[int, ...]:
-            if self.open_to_all:
-                return tuple(connected) if self.allowed is None else self.allowed
-            kept = tuple(node for node in self.nodes if node in connected) if replace_missing_nodes else self.nodes
-            return participants_after(connected, kept, self.count)
-
+        enough = max(1, math.ceil(self.min_reply_fraction * self.count))
+        wanted, self._begun = enough if self._begun else self.count, True
         if self.open_to_all:
-            return wait_for_nodes(grid, wanted, enough, self.timeout, participants, secret=True)
+            return self._wait(connected, wanted, enough, lambda ids: ids if self.allowed is None else self.allowed)
         if self.allowed is not None:
             self.nodes = self.allowed
-        here = wait_for_nodes(grid, wanted, enough, self.timeout, participants)
-        before, self.nodes = self.nodes, participants(here)
-        left_out = [node for node in grid.get_node_ids() if node not in self.nodes]
+        before = self.nodes
+        here = self._wait(connected, wanted, enough, lambda ids: participants_after(ids, before, self.count))
+        self.nodes = participants_after(here, before, self.count)
+        left_out = len(set(connected()) - set(self.nodes))
         if left_out and not before and self.allowed is None:
             _log.warning(
                 "%d nodes are connected that do not take part in this run; name those that shall in federation.nodes",
-                len(left_out),
+                left_out,
             )
         new = len(set(self.nodes) - set(before))
         if before and new:
             _log.warning("%d nodes that were not in this run before joined it", new)
         return here
+
+    def _wait(
+        self,
+        connected: Callable[[], Iterable[int]],
+        wanted: int,
+        needed: int,
+        participants: Callable[[Sequence[int]], Sequence[int]],
+    ) -> list[int]:
+        """Wait for participants and return their sorted ids: once `wanted` are connected, or at the deadline if `needed` are.
+
+        Under add-remove adjacency neither log nor error says how many nodes are connected.
+        """
+        deadline = time.monotonic() + self.timeout
+        told = False
+        while True:
+            ids = sorted(connected())
+            having = participants(ids)
+            nodes = [node for node in ids if node in having]
+            here = "too few" if self.open_to_all else f"{len(nodes)} of {wanted}"
+            over = time.monotonic() >= deadline
+            if len(nodes) >= (needed if over else wanted):
+                return nodes
+            if over:
+                text = (
+                    f"{here} nodes were connected after waiting {self.timeout:g} seconds, and the round needs at least {needed}. "
+                    "Start more SuperNodes, or lower min_reply_fraction; then resume."
+                )
+                if more := len(ids) - len(nodes):
+                    text += (
+                        f" Connected are also {more} nodes that do not take part in this run: a SuperNode without a key is "
+                        "another node after a restart; start nodes with keys."
+                    )
+                raise RoundFailed(text)
+            if not told:
+                _log.info("Waiting up to %g s for nodes: %s are connected", self.timeout, here)
+                told = True
+            time.sleep(1.0)
 
 
 def participants_after(connected: Sequence[int], bound: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -114,51 +137,10 @@ def participants_after(connected: Sequence[int], bound: tuple[int, ...], count: 
     A participant stays one even while it is disconnected, so that a node that joins later never changes the contribution of
     another. If there are fewer than `count` participants, the connected nodes with the lowest ids join.
 
-    A SuperNode with its own key has the same id after a restart. Without a key it is a new node after a restart, and the old node
-    stays missing until the run is resumed with `replace_missing_nodes`.
+    A SuperNode with its own key has the same id after a restart. Without a key it is a new node, and the old one stays missing.
     """
     free = [node for node in sorted(connected) if node not in bound]
     return (*bound, *free[: max(0, count - len(bound))])
-
-
-def wait_for_nodes(
-    grid: Grid,
-    wanted: int,
-    needed: int,
-    seconds: float,
-    participants: Callable[[Sequence[int]], tuple[int, ...]],
-    secret: bool = False,
-) -> list[int]:
-    """Wait for participants and return their sorted ids: once `wanted` are connected, or at the deadline if `needed` are.
-
-    If `secret`, neither log nor error says how many nodes are connected.
-    """
-    deadline = time.monotonic() + seconds
-    told = False
-    while True:
-        connected = sorted(grid.get_node_ids())
-        having = participants(connected)
-        nodes = [node for node in connected if node in having]
-        here = "too few" if secret else f"{len(nodes)} of {wanted}"
-        if len(nodes) >= wanted:
-            return nodes
-        if time.monotonic() >= deadline:
-            if len(nodes) >= needed:
-                return nodes
-            text = (
-                f"{here} nodes were connected after waiting {seconds:g} seconds, and the round needs at least {needed}. Start more "
-                "SuperNodes, or lower min_reply_fraction; then resume."
-            )
-            if more := len(connected) - len(nodes):
-                text += (
-                    f" Connected are also {more} nodes that do not take part in this run: a SuperNode without a key gets a new "
-                    "id after a restart. Resume with replace_missing_nodes=true to let them replace nodes that are gone."
-                )
-            raise RoundFailed(text)
-        if not told:
-            _log.info("Waiting up to %g s for nodes: %s are connected", seconds, here)
-            told = True
-        time.sleep(1.0)
 
 
 def choose(nodes: Sequence[int], clients_per_node: int, sampling: Sampling) -> dict[int, tuple[int, ...]]:
@@ -266,15 +248,9 @@ class FlowerCohort(Cohort):
     """The nodes connected to a SuperLink, as the engine's cohort.
 
     Attributes:
-        grid: Flower's connection to the nodes.
-        layout: the layout of the model's arrays.
-        participants: the nodes that may be asked.
         clients: the public number of clients.
-        sampling: how the clients of a round are sampled.
-        rounds: the number of rounds of the run.
         min_reply_fraction: the fraction of the asked clients whose answers must be valid.
         timeout: seconds to wait for replies in a round.
-        clients_per_node: the number of clients of each node.
         tau_eta_l: τη_l for SCAFFOLD.
         config: configuration for the app's function, sent with every message.
     """
@@ -296,17 +272,13 @@ class FlowerCohort(Cohort):
 
     def to_checkpoint(self) -> dict[str, Any]:
         """The participants; empty under add-remove adjacency, which hides who takes part."""
-        return {"nodes": list(self.participants.nodes), "rounds": self.rounds}
+        return {"nodes": list(self.participants.nodes)}
 
     def from_checkpoint(self, facts: Mapping[str, Any]) -> None:
         self.participants.nodes = tuple(int(node) for node in facts.get("nodes", ()))
-        require(
-            self.rounds >= facts.get("rounds", 0),
-            f"rounds is {self.rounds}, and the run was begun with {facts.get('rounds')}; give at least as many.",
-        )
 
     def answer(self, request: Request) -> Answer:
-        sent, mechanism, width = self._requests(request, self.grid), request.mechanism, self._width(request)
+        sent, mechanism, width = self._requests(request), request.mechanism, self._width(request)
         replies = exchange(self.grid, self._messages(request, sent), self.timeout)
         sums = Sums.zero(width, votes=len(mechanism.votes))
 
@@ -326,9 +298,12 @@ class FlowerCohort(Cohort):
     def _shown(self, mechanism: Mechanism, counts: ReplyCounts) -> dict[str, int]:
         return counts.shown() if mechanism.counts_are_public(self.sampling) else {}
 
-    def _requests(self, request: Request, grid: Any) -> dict[int, NodeRequest]:
+    def _connected(self) -> list[int]:
+        return list(self.grid.get_node_ids())
+
+    def _requests(self, request: Request) -> dict[int, NodeRequest]:
         """A request with a new nonce for each drawn node."""
-        asked = choose(self.participants.nodes_of_round(grid), self.clients_per_node, self.sampling)
+        asked = choose(self.participants.nodes_of_round(self._connected), self.clients_per_node, self.sampling)
         shared = secrets.token_hex(16) if request.mechanism.needs_helper else None
         return {
             node: NodeRequest(
@@ -398,11 +373,14 @@ class TwoPartyCohort(FlowerCohort):
     helper: int | None = None
     """The helper's node id, once known."""
 
+    def _connected(self) -> list[int]:
+        return [node for node in self.grid.get_node_ids() if node != self.helper]
+
     def answer(self, request: Request) -> Answer:
-        mechanism = _masking(request.mechanism)
+        mechanism = cast(TwoPartyGaussian, request.mechanism)
         if self.helper is None or self.helper not in self.grid.get_node_ids():
             self.helper = self._find_helper()
-        sent = self._requests(request, _GridWithoutHelper(self.grid, self.helper))
+        sent = self._requests(request)
         messages = self._messages(request, sent)
         replies = exchange(self.grid, messages, self.timeout)
         columns = self._width(request) + mechanism.scalars
@@ -482,32 +460,14 @@ class TwoPartyCohort(FlowerCohort):
             "seeds": [sealed for _, sealed in seeds],
         }
         failed = f"{_named(request)} failed: the helper"
-        if self.helper is None:
-            raise RoundFailed(f"{failed} is not known. It was charged.")
         content = RecordDict({wire.HELPER: ConfigRecord(fields)})
-        message = Message(content, self.helper, "train", group_id=str(request.round), ttl=self.timeout)
+        message = Message(content, cast(int, self.helper), "train", group_id=str(request.round), ttl=self.timeout)
         replies = exchange(self.grid, [message], self.timeout)
         if not replies:
             raise RoundFailed(f"{failed} did not answer. It was charged. Resume to try again.")
         if replies[0].has_error():
             raise RoundFailed(f"{failed} refused: {reason_of(replies[0])} It was charged.")
         return replies[0]
-
-
-def _masking(mechanism: Mechanism) -> TwoPartyGaussian:
-    if not isinstance(mechanism, TwoPartyGaussian):
-        raise InputError(f"mechanism {mechanism.kind!r} has no helper; use DpFedExp.")
-    return mechanism
-
-
-class _GridWithoutHelper:
-    """Flower's grid without the helper's node."""
-
-    def __init__(self, grid: Grid, helper: int) -> None:
-        self.grid, self.helper = grid, helper
-
-    def get_node_ids(self) -> list[int]:
-        return [node for node in self.grid.get_node_ids() if node != self.helper]
 
 
 def read_masked(reply: Message, request: NodeRequest, columns: int) -> MaskedRow:

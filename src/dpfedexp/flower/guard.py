@@ -45,7 +45,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from dpfedexp.accounting import Event, Ledger
 from dpfedexp.accounting.compose import Charges, compose
@@ -131,15 +131,6 @@ def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: t
     return {**values, "mechanisms": tuple(values["mechanisms"])}
 
 
-def _file_of(node_config: Mapping[str, Any], environment: Mapping[str, str], variable: str, key: str) -> Path | None:
-    """The path of the file that the operator has named; None without one."""
-    # The environment comes first, because the app can write to the object with the node's configuration.
-    path = environment.get(variable, node_config.get(key))
-    named = path is None or str(path).strip()
-    require(bool(named), f"{variable} or {key} is empty; it must name a file, or not be set.")
-    return None if path is None else Path(str(path)).expanduser()
-
-
 @dataclass(frozen=True)
 class Limits:
     """The limits in the file of a node, or of a helper of two-party aggregation, and the ledger beside the file."""
@@ -152,6 +143,17 @@ class Limits:
     max_clip: float
 
     whose: ClassVar[str] = "node"
+    variable: ClassVar[str] = VARIABLE
+    node_key: ClassVar[str] = NODE_KEY
+
+    @classmethod
+    def of_node(cls, node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Self | None:
+        """The file that the operator has named for this node; None without one."""
+        # The environment comes first, because the app can write to the object with the node's configuration.
+        path = environment.get(cls.variable, node_config.get(cls.node_key))
+        named = path is None or str(path).strip()
+        require(bool(named), f"{cls.variable} or {cls.node_key} is empty; it must name a file, or not be set.")
+        return None if path is None else cls.load(Path(str(path)).expanduser())  # type: ignore[attr-defined]
 
     @property
     def ledger(self) -> Path:
@@ -208,15 +210,8 @@ class Guard(Limits):
     overrides: tuple[str, ...] | None = None
     answer_failures: bool = False
 
-    @staticmethod
-    @checked
-    def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Guard | None:
-        """The guard that the operator has set for this node; None without one."""
-        path = _file_of(node_config, environment, VARIABLE, NODE_KEY)
-        return None if path is None else Guard.load(path)
-
-    @staticmethod
-    def load(path: Path | str) -> Guard:
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
         """Load a guard file; raises `InputError` if it can't be read or lacks a limit."""
         path = Path(path)
         values = read_limits(path, "guard", optional=("helper_key", "apps", "overrides", "answer_failures"))
@@ -234,7 +229,7 @@ class Guard(Limits):
         failures = values.get("answer_failures", False)
         require(isinstance(failures, bool), f"guard: answer_failures is {failures!r}; it must be true or false.")
         names = None if overrides is None else tuple(overrides)
-        return Guard(path, **{**values, "apps": tuple(apps), "overrides": names})
+        return cls(path, **{**values, "apps": tuple(apps), "overrides": names})
 
     def admit(self, request: NodeRequest, *, run: str = "", app: str = "", charge: bool = True) -> None:
         """Charge an answer on disk if it is within every limit; raise `Refused` otherwise.
@@ -268,17 +263,10 @@ class HelperFile(Limits):
     min_clients: int
     max_columns: int = 100_000_000
 
-    whose: ClassVar[str] = "helper"
+    whose, variable, node_key = "helper", HELPER_VARIABLE, HELPER_KEY
 
-    @staticmethod
-    def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> HelperFile | None:
-        """The helper's file of this node; None on a node that is not a helper."""
-        path = _file_of(node_config, environment, HELPER_VARIABLE, HELPER_KEY)
-        return None if path is None else HelperFile.load(path)
-
-    @staticmethod
-    def load(path: Path | str) -> HelperFile:
-        """Load a helper's file; raises `InputError` if it can't be read or lacks a limit."""
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
         path = Path(path)
         values = read_limits(path, "helper", ("private_key", "min_clients"), ("max_columns",))
         fewest = values["min_clients"]
@@ -290,7 +278,7 @@ class HelperFile(Limits):
         require(is_count(longest), f"helper: max_columns is {longest!r}; it must be a positive whole number.")
         require(isinstance(values["private_key"], str), "helper: private_key must be the name of a file.")
         values["private_key"] = path.parent / Path(values["private_key"]).expanduser()
-        return HelperFile(path, **values)
+        return cls(path, **values)
 
     def helper(self, noise: Callable[[], Noise] = ChaChaNoise) -> Helper:
         """The helper with this file's key, limits and ledger."""

@@ -80,7 +80,6 @@ class Deployment:
         folder: Path | str,
         nodes: int,
         *,
-        tls: bool = False,
         node_config: Mapping[str, str | int | float] | None = None,
         of_node: Mapping[int, Mapping[str, str | int | float]] | None = None,
         environment: Mapping[str, str] | None = None,
@@ -89,22 +88,19 @@ class Deployment:
         host: str = "127.0.0.1",
     ) -> None:
         require(nodes >= 1, f"nodes is {nodes}; it must be a positive whole number.")
-        self.folder, self.nodes, self.tls = Path(folder).resolve(), nodes, tls
+        self.folder, self.nodes = Path(folder).resolve(), nodes
         self.node_config, self.of_node = dict(node_config or {}), dict(of_node or {})
         self.enforce, self.apps, self.host = enforce, list(apps), host
         require(not enforce or _GUARD in self.node_config, "nodes that enforce need a guard file.")
         self.mark = uuid.uuid4().hex
         self.home = self.folder / "flwr-home"
-        self.exports = {"FLWR_HOME": str(self.home), **QUIET}
         # Flower's default is to poll for new tasks every 3 seconds.
         self.environment = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", **os.environ, **(environment or {})}
-        self.environment |= {**self.exports, _MARK: self.mark}
+        self.environment |= {**QUIET, "FLWR_HOME": str(self.home), _MARK: self.mark}
         # Flower starts its subprocesses by name.
         self.environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self.superlink: subprocess.Popen[bytes] | None = None
         self.supernodes: list[subprocess.Popen[bytes]] = []
-        self.certificates: Certificates | None = None
-        self.keys: list[tuple[Path, Path]] = []
 
     def __enter__(self) -> Deployment:
         try:
@@ -120,14 +116,17 @@ class Deployment:
     def start(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.home.mkdir(parents=True, exist_ok=True)
-        if self.tls:
-            self.certificates = make_certificates(self.folder, self.host)
-            self.keys = [make_node_key(self.folder, f"node{i}") for i in range(self.nodes)]
-            self.node_list.write_text("".join(public.read_text() for _, public in self.keys), encoding="utf-8")
+        self.make_keys()
         self.port, self.control_port = free_port(self.host), free_port()
         self.start_superlink()
         for index in range(self.nodes):
             self.start_supernode(index)
+
+    def make_keys(self) -> None:
+        """Create the certificates, and a key for every node."""
+        self.certificates = make_certificates(self.folder, self.host)
+        self.keys = [make_node_key(self.folder, f"node{i}") for i in range(self.nodes)]
+        self.node_list.write_text("".join(public.read_text() for _, public in self.keys), encoding="utf-8")
 
     @property
     def node_list(self) -> Path:
@@ -138,12 +137,7 @@ class Deployment:
         """Start the SuperLink on this deployment's ports and write the connection file for `flwr`. Its state is in memory."""
         self._write_connection()
         options = ["--fleet", f"{self.host}:{self.port}", "--control-port", str(self.control_port)]
-        if self.certificates:
-            c = self.certificates
-            options += ["--ssl-ca-certfile", str(c.authority), "--ssl-certfile", str(c.certificate)]
-            options += ["--ssl-keyfile", str(c.key), "--nodes", str(self.node_list)]
-        else:
-            options.append("--insecure")
+        options += [*self.certificates.options(), "--nodes", str(self.node_list)]
         self.superlink = self._spawn([*_OURS, "superlink", *options], "superlink")
         self._wait_for_port(self.superlink)
 
@@ -162,14 +156,8 @@ class Deployment:
             command = [*_OURS, "node", "--guard", str(config.pop(_GUARD)), "--poll", "0.5"]
         text = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
         options = ["--superlink", f"{self.host}:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
-        options += ["--node-config", text]
-        if self.certificates:
-            c = self.certificates
-            options += ["--root-certificates", str(c.authority), "--ssl-ca-certfile", str(c.authority)]
-            options += ["--ssl-certfile", str(c.certificate), "--ssl-keyfile", str(c.key)]
-            options += ["--auth-supernode-private-key", str(key or self.keys[index][0])]
-        else:
-            options.append("--insecure")
+        options += ["--node-config", text, "--root-certificates", str(self.certificates.authority)]
+        options += [*self.certificates.options(), "--auth-supernode-private-key", str(key or self.keys[index][0])]
         process = self._spawn([*command, *options], f"supernode{index}")
         self.supernodes.append(process)
         return process
@@ -225,8 +213,7 @@ class Deployment:
             )
 
     def _write_connection(self) -> None:
-        how = f'root-certificates = "{self.certificates.authority}"' if self.certificates else "insecure = true"
-        where = f'address = "127.0.0.1:{self.control_port}"\n{how}\n'
+        where = f'address = "127.0.0.1:{self.control_port}"\nroot-certificates = "{self.certificates.authority}"\n'
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{where}'
         (self.home / "config.toml").write_text(
             text + '\n[superlink.local]\naddress = ":local-in-memory:"\n', encoding="utf-8"
@@ -259,7 +246,7 @@ def running(deployment: Deployment) -> Iterator[None]:
         with deployment:
             state.truncate(0)
             keys = {"mark": deployment.mark, "pid": os.getpid(), "nodes": deployment.nodes}
-            state.write(json.dumps({**keys, "node_list": str(deployment.node_list) if deployment.tls else ""}))
+            state.write(json.dumps({**keys, "node_list": str(deployment.node_list)}))
             state.flush()
             yield
         state.truncate(0)
@@ -326,6 +313,11 @@ class Certificates(NamedTuple):
     authority: Path
     certificate: Path
     key: Path
+
+    def options(self) -> list[str]:
+        """The options of Flower's programs for a server with this certificate."""
+        files = {"--ssl-ca-certfile": self.authority, "--ssl-certfile": self.certificate, "--ssl-keyfile": self.key}
+        return [word for name, path in files.items() for word in (name, str(path))]
 
 
 def make_certificates(folder: Path, host: str = "127.0.0.1") -> Certificates:

@@ -45,7 +45,7 @@ def read_status(folder: Path | str) -> dict[str, Any]:
         raise InputError(f"{str(path)!r} can't be read; it is written anew after the next round.")
     status: dict[str, Any] = content
     if status["status"] == "running" and not _is_held(Path(folder) / LEDGER):
-        status |= {"status": "killed", "reason": "the server app ended unexpectedly; resume the run."}
+        status |= {"status": "killed", "reason": "the server app ended unexpectedly; repeat the command to resume."}
     return status
 
 
@@ -147,16 +147,16 @@ def to_text(lines: Iterable[tuple[str, str, float]]) -> str:
     return "\n".join(text) + "\n"
 
 
-def metrics_server(sources: list[Callable[[], tuple[Lines, bool]]], host: str, port: int) -> ThreadingHTTPServer:
-    """A server of /metrics and /healthz, which is 200 if all sources are well and 503 if not. The caller runs it."""
+def metrics_server(source: Callable[[], tuple[Lines, bool]], host: str, port: int) -> ThreadingHTTPServer:
+    """A server of /metrics and /healthz, which is 200 if the source is well and 503 if not. The caller runs it."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10.0
 
         def do_GET(self) -> None:
             try:
-                found = [source() for source in sources]
-                well, text = all(good for _, good in found), to_text(line for lines, _ in found for line in lines)
+                lines, well = source()
+                text = to_text(lines)
             except (InputError, ValueError, KeyError, TypeError, AttributeError, IndexError):
                 # A malformed file must not stop the server.
                 well, text = False, ""

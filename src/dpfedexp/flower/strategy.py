@@ -13,27 +13,29 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import nn
+from torch import Tensor, nn
 
 from dpfedexp.accounting import PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import resolve_clip
 from dpfedexp.algorithms.probe import Extras, bind, evaluation_count, evaluation_interval
-from dpfedexp.algorithms.round import FixedSize, Full, Poisson, State
+from dpfedexp.algorithms.round import Full, Poisson, State
 from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
+from dpfedexp.core.losses import Loss
 from dpfedexp.core.noise import ChaChaNoise, Noise
-from dpfedexp.engine.checkpoint import ROUNDS, load
+from dpfedexp.engine.checkpoint import load
 from dpfedexp.engine.engine import ClientEvaluation, Engine
-from dpfedexp.engine.fit import rounds_for
+from dpfedexp.engine.fit import describe_choices, rounds_for, with_choices
 from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, settings_of
 from dpfedexp.engine.plan import log
 from dpfedexp.engine.run import Run, RunFacts, RunFolder, StoredParameters
 from dpfedexp.engine.runner import RunEnd, RunnerOptions, run_to_end, statement_of
 from dpfedexp.engine.stopping import OnAdvice, OnRound, callbacks_of
 from dpfedexp.errors import InputError, RoundFailed, checked, require
+from dpfedexp.evaluation import Evaluation, on_test_set
 from dpfedexp.flower.access import read_nodes
-from dpfedexp.flower.app_settings import read_settings, round_timeout
+from dpfedexp.flower.app_settings import read_settings
 from dpfedexp.flower.cohort import FlowerCohort, Participants, TwoPartyCohort
 from dpfedexp.flower.messages import layout_of, to_arrays, to_flat
 from dpfedexp.mechanisms import mechanism_class
@@ -61,7 +63,7 @@ class FreshNoise:
         return self.make()
 
 
-@checked
+@checked(hints={"resume": "the same folder: an interrupted run goes on there"})
 class DpFedExp(Strategy):
     """A Flower strategy for differentially private training. The guarantee holds for any replies, also missing ones.
 
@@ -70,9 +72,7 @@ class DpFedExp(Strategy):
             `Poisson`). Under replace-one adjacency and in local DP this many clients take part, and the nodes of the first
             round stay. Under add-remove adjacency every connected node takes part, whatever their number.
         rounds: the number of rounds, for which the noise is calibrated; by default the number that `fit` chooses.
-        folder: the folder for ledger, checkpoint, model and statement; `resume` continues the run in this folder.
-        replace_missing_nodes: whether connected nodes replace missing ones when a run is resumed: for SuperNodes
-            without keys, which are new nodes after a restart.
+        folder: the folder for ledger, checkpoint, model and statement; a run that was interrupted goes on in its folder.
         participation: `Full()` or `Poisson(rate)`, sampled over the connected nodes from system entropy.
         clients_per_node: more than 1 for nodes that simulate many clients each.
         min_reply_fraction: the fraction of the asked clients with valid answers below which the round fails and releases nothing.
@@ -101,8 +101,6 @@ class DpFedExp(Strategy):
         clients: int,
         rounds: int | None = None,
         folder: Path | str,
-        resume: bool = False,
-        replace_missing_nodes: bool = False,
         participation: Full | Poisson | None = None,
         clients_per_node: int = 1,
         min_reply_fraction: float = 0.6,
@@ -134,12 +132,10 @@ class DpFedExp(Strategy):
         )
         self.algorithm, self.clients = algorithm, clients
         self.rounds: int = rounds  # type: ignore[assignment]
-        self.folder, self.resume = Path(folder).expanduser().absolute(), resume
+        self.folder = Path(folder).expanduser().absolute()
         self.clients_per_node, self.min_reply_fraction = clients_per_node, min_reply_fraction
         open_to_all = algorithm.adjacency == "add-remove"
-        self.participants = Participants(
-            clients // clients_per_node, min_reply_fraction, node_timeout, open_to_all, replace_missing_nodes
-        )
+        self.participants = Participants(clients // clients_per_node, min_reply_fraction, node_timeout, open_to_all)
         if nodes:
             self.participants.allow(read_nodes(nodes))
         self.budget = budget
@@ -154,11 +150,13 @@ class DpFedExp(Strategy):
             require(clients_per_node == 1, "dp_scaffold keeps a control variate per client: use one client per node.")
             if local is None or local.steps is None:
                 raise InputError(
-                    "dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp."
+                    "dp_scaffold needs the clients' local steps: set lr and steps in the section local, or pass local=Sgd(…)."
                 )
             self.tau_eta_l = local.tau_eta_l(local.steps)
         self.run: Run | None = None
         """The result of the run, once `start` has returned."""
+        self.fit_given: dict[str, Any] | None = None
+        """The `delta` and `rounds` that were given to a run that chooses its own settings (`describe_choices`)."""
         self._open: OpenRun | None = None
 
     @property
@@ -239,8 +237,6 @@ class DpFedExp(Strategy):
             # A resumed run may have another fraction. The history has counts where they are public, as in every local run.
             reporting=lambda history: min([needed, *(line["valid"] for line in history if "valid" in line)]),
             no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else FIXED_NUMBER,
-            # Further rounds with the same noise are charged like the rounds before.
-            may_change=(ROUNDS,),
         )
 
     def start(
@@ -253,17 +249,13 @@ class DpFedExp(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Run the remaining rounds; return Flower's result.
+        """Run the remaining rounds, after those that the folder holds; return Flower's result.
 
         `timeout`: seconds to wait for replies in a round. `evaluate_fn`: computes metrics after a round on the server's data.
         """
         require(
             num_rounds in (None, self.rounds),
             f"num_rounds is {num_rounds}, but the strategy was made for {self.rounds} rounds; its noise depends on it.",
-        )
-        require(
-            not self.resume or (self.folder.is_dir() and any(self.folder.iterdir())),
-            f"resume is true, but the folder {str(self.folder)!r} holds no run; name its folder, or begin one without resume.",
         )
         engine = self.engine(grid, initial_arrays, timeout, train_config or ConfigRecord())
         layout = engine.cohort.layout  # type: ignore[attr-defined]
@@ -282,9 +274,8 @@ class DpFedExp(Strategy):
             _log.info("Round %d of %d: %s", record["round"], self.rounds, record)
             result.train_metrics_clientapp[record["round"]] = _record(record)
 
-        how = {"command": "flwr run", "purpose": "in federation.folder, or resume with federation.resume = true"}
-        files = RunFolder(self.folder, resume=self.resume, data="a Flower federation", **how)
-        files.how_to_resume = "resume with `dpfedexp flower run --resume`"
+        how = {"command": "flwr run", "data": "a Flower federation", "purpose": "in federation.folder"}
+        files = RunFolder(self.folder, resume=True, **how)
         options = RunnerOptions(
             files,
             last=load(self.folder),
@@ -307,6 +298,9 @@ class DpFedExp(Strategy):
         except RoundFailed as reason:
             _log.error("Stopped: %s", reason)
             raise
+        if self.fit_given is not None:
+            choices = describe_choices(self.run, self.algorithm, self.rounds, given=self.fit_given)
+            self.run = with_choices(self.run, choices, self.folder)
         if self.run.stopped:
             _log.warning("Stopped: %s", self.run.stopped)
         result.arrays = ArrayRecord(dict(self.run.model.state_dict()))
@@ -318,7 +312,9 @@ class DpFedExp(Strategy):
         who = "all of them" if sampling.kind == "full" else f"each with probability {sampling.rate:g}"
         _log.info("%s over %d clients, %s in every round, %d rounds", algorithm.name, self.clients, who, self.rounds)
         done, charges = open_run.state.round, open_run.ledger.charges()
-        if done:
+        if done == self.rounds:
+            _log.warning("The folder holds this run, which is complete: no round is made")
+        elif done:
             _log.info("Resuming after round %d of %d", done, self.rounds)
         if algorithm.private:
             votes = [
@@ -343,7 +339,11 @@ class DpFedExp(Strategy):
 
 @checked
 def serve(
-    grid: Grid, context: Context, model: nn.Module, evaluate: Callable[[nn.Module], dict[str, float]] | None = None
+    grid: Grid,
+    context: Context,
+    model: nn.Module,
+    evaluate: Callable[[nn.Module], dict[str, float]] | tuple[Any, Tensor] | None = None,
+    loss: str | Loss | None = None,
 ) -> Run:
     """Run a deployment with the settings of the app's configuration; call it in the main function of the server app.
 
@@ -351,22 +351,27 @@ def serve(
         grid: Flower's connection to the nodes.
         context: Flower's context, with the run's configuration.
         model: the model with the initial parameters; a resumed run uses its checkpoint's.
-        evaluate: computes metrics of the model after every round, on data that the server may see.
+        evaluate: (inputs, targets) of a test set on the server, measured after every round; or a function (model) → dict.
+        loss: the loss for the test set, as in `answer`.
 
     Returns:
         The run: its model, history and privacy statement.
     """
     strategy = strategy_from(context.run_config)
+    start = ArrayRecord(model.state_dict())
+    score = None if evaluate is None else Evaluation(evaluate).on
+    require(score != "clients", "evaluate is 'clients'; on Flower this is the setting federation.evaluate.")
+    if isinstance(score, tuple):
+        score = on_test_set(score[0], score[1], loss)
+        score(model.eval())  # a test set that does not fit the model raises before the first round
 
-    def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if evaluate is None:
-            return None
+    def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         model.load_state_dict(arrays.to_torch_state_dict())
         with torch.no_grad():
-            return MetricRecord({**evaluate(model.eval())})
+            return MetricRecord({**cast(Any, score)(model.eval())})
 
-    timeout = round_timeout(context.run_config)
-    strategy.start(grid, ArrayRecord(model.state_dict()), timeout=timeout, evaluate_fn=measure)
+    timeout = read_settings(context.run_config)[0].round_timeout
+    strategy.start(grid, start, timeout=timeout, evaluate_fn=None if score is None else measure)
     return cast(Run, strategy.run)
 
 
@@ -374,21 +379,20 @@ def _record(shown: dict[str, Any]) -> MetricRecord:
     return MetricRecord({name: math.inf if value is None else value for name, value in shown.items()})
 
 
-def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
+def strategy_from(run_config: Mapping[str, Any]) -> DpFedExp:
     """Build the strategy from an app's configuration.
 
     Args:
         run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
-        **options: arguments of `DpFedExp` that override the configuration.
     """
     federation, settings = read_settings(run_config)
-    participation = settings.build_participation()
-    if isinstance(participation, FixedSize):
-        raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
     given = federation.model_dump(exclude={"round_timeout", "epsilon"})
     given["budget"] = federation.budget or None
     given["rounds"] = None if federation.rounds == "auto" else federation.rounds
-    return DpFedExp(
-        settings.build_algorithm(),
-        **{"participation": participation, "local": settings.build_local(), **given, **options},
-    )
+    given |= {"participation": settings.build_participation(), "local": settings.build_local()}
+    strategy = DpFedExp(settings.build_algorithm(), **given)
+    sections = {key for key in run_config if key.startswith(("algorithm.", "local."))}
+    own = sections - {"algorithm.delta", "algorithm.aggregation"}
+    if federation.epsilon is not None and not own:
+        strategy.fit_given = {"delta": run_config.get("algorithm.delta"), "rounds": given["rounds"]}
+    return strategy

@@ -16,7 +16,6 @@ memory: nothing that a node sends is written to disk.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -37,7 +36,7 @@ from flwr.supercore.logger import console_handler
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import FederationManager
 
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import require
 from dpfedexp.flower import access
 from dpfedexp.flower.access import Receive, Scope, Send
 
@@ -74,15 +73,14 @@ FLEET = frozenset(
 _HEARTBEAT = 30.0
 
 
-def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path | None, insecure: bool) -> None:
+def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path) -> None:
     """Run the SuperLink until it is stopped.
 
     Args:
         options: options of Flower's SuperLink, such as `--ssl-certfile`.
         fleet: the host:port that nodes connect to.
         control_port: the port on loopback for `flwr run` and for the server app.
-        nodes: the public keys of the nodes that may connect, read once; needed unless `insecure`.
-        insecure: whether to run without TLS, and so without authentication of nodes; for tests on one machine.
+        nodes: the public keys of the nodes that may connect, read once.
     """
     access.check_flower("superlink", flower, PRIVATE)
     for option in (option.partition("=")[0] for option in options if option.startswith("--")):
@@ -90,16 +88,10 @@ def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path 
         for name, instead in _OURS.items():
             require(not name.startswith(option), f"{option} is not an option of dpfedexp superlink; use {instead}.")
     host, port = access.parse_address(fleet, "fleet")
-    require(
-        not insecure or ipaddress.ip_address(host).is_loopback,
-        f"fleet is {fleet!r}; without TLS it must be on loopback, such as 127.0.0.1:9092.",
-    )
-    if nodes is None and not insecure:
-        raise InputError("nodes is missing; name a file with the public key of every node that may connect.")
-    keys = [] if nodes is None else access.read_keys(nodes)
+    keys = access.read_keys(nodes)
     own = ["--host", LOOPBACK, "--port", str(control_port), "--disable-runtime-dependency-installation"]
-    own += ["--insecure"] if insecure else ["--enable-supernode-auth"]
-    sys.argv = ["flower-superlink", *own, *options]
+    # Flower refuses the option --insecure beside authentication.
+    sys.argv = ["flower-superlink", *own, "--enable-supernode-auth", *options]
     config = command._parse_superlink_lifespan_config()
     NodeMessages().install()
     flower.get_objectstore_linkstate_factories = lambda _, manager: memory_factories(manager, keys)

@@ -5,9 +5,8 @@ To add a mechanism, write a module with a subclass of `Mechanism`, and add a lin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dpfedexp.errors import InputError, nearest
 
@@ -16,39 +15,15 @@ if TYPE_CHECKING:
     from dpfedexp.mechanisms.base import Mechanism
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One mechanism of the table.
-
-    Args:
-        home: its class, as "module:name"; a leading dot stands for this package.
-        summary: one line for people who choose a mechanism.
-        tunes: the setting that determines the cost of a round: the noise multiplier, or the parts of PrivUnit's ε.
-    """
-
-    home: str
-    summary: str
-    tunes: Literal["noise_multiplier", "epsilons"] = "noise_multiplier"
-
-
-MECHANISMS: dict[str, Entry] = {
-    "none": Entry(".base:NoPrivacy", "no privacy: updates as they are"),
-    "central-gaussian": Entry(".central_gaussian:CentralGaussian", "a trusted server adds Gaussian noise to the sum"),
-    "two-party": Entry(
-        ".two_party:TwoPartyGaussian",
-        "two aggregators that do not trust each other add Gaussian noise to the sum, and neither sees an update",
-    ),
-    "two-party-one-sided": Entry(
-        ".two_party:OneSidedGaussian",
-        "two aggregators of which only the helper adds noise: nothing is promised against the helper",
-    ),
-    "local-gaussian": Entry(".local_gaussian:LocalGaussian", "every client adds Gaussian noise to its own update"),
-    "privunit": Entry(
-        ".privunit:PrivUnit",
-        "every client randomizes its update's direction and norm (pure ε)",
-        tunes="epsilons",
-    ),
+MECHANISMS = {
+    "none": ".base:NoPrivacy",
+    "central-gaussian": ".central_gaussian:CentralGaussian",
+    "two-party": ".two_party:TwoPartyGaussian",
+    "two-party-one-sided": ".two_party:OneSidedGaussian",
+    "local-gaussian": ".local_gaussian:LocalGaussian",
+    "privunit": ".privunit:PrivUnit",
 }
+"""Name → class, as "module:name"; a leading dot stands for this package."""
 
 
 def check_name(name: object, field: str = "mechanism") -> str:
@@ -60,7 +35,7 @@ def check_name(name: object, field: str = "mechanism") -> str:
 
 def mechanism_class(name: str) -> type[Mechanism]:
     """Return the class of a mechanism by its name."""
-    module, _, attribute = MECHANISMS[check_name(name)].home.partition(":")
+    module, _, attribute = MECHANISMS[check_name(name)].partition(":")
     return getattr(import_module(module, __package__), attribute)  # type: ignore[no-any-return]
 
 

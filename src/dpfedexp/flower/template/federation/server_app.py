@@ -11,4 +11,4 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    print(serve(grid, context, task.build_model(), evaluate=getattr(task, "evaluate", None)).privacy)
+    print(serve(grid, context, task.build_model(), task.test_set(), task.LOSS).privacy)
