@@ -45,7 +45,11 @@ class Guarantee:
 
 @checked
 def compose(charges: Charges, delta: float) -> Guarantee:
-    """Compose charges into one guarantee at δ. Kinds of events may be mixed; settings and adjacencies may not."""
+    """Compose charges into one guarantee at δ.
+
+    Different kinds of events may be mixed. All charges must have the same setting (central, local or two-party) and the
+    same adjacency.
+    """
     require(0.0 <= delta < 1.0, f"delta is {delta}; it must be at least 0 and below 1.")
     counts: Counter[Event] = Counter()
     for event, count in charges:

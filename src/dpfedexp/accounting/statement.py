@@ -440,7 +440,14 @@ def figure(value: float) -> str:
 
 
 def _table(s: PrivacyStatement, n: dict[str, str]) -> str:
-    """Return the table of ε: one row per observer or adjacency, with one round, all rounds, and whether the total is exact."""
+    """Return the table of ε as text: one row per observer or adjacency.
+
+    The columns are ε of one round, ε of all rounds, and whether the total is exact.
+
+    Args:
+        s: the statement.
+        n: its figures as text (`PrivacyStatement.shown`).
+    """
     name = "against the server" if s.setting in ("local", "two-party") else f"{s.adjacency} (this run's)"
     if s.noise_by == "both":
         name = "against either aggregator"

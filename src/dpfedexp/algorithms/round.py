@@ -176,13 +176,16 @@ class FixedSize:
 class LargerCohort:
     """A small simulated cohort with the noise of a deployment's larger cohort.
 
-    Sampling rate, denominator, noise and guarantee are those of the deployment. The simulated clients are not protected.
+    Sampling rate, denominator, noise and guarantee are those of the deployment. The simulated clients are not
+    protected.
 
     Args:
         simulated: the participation of the simulated clients.
         noise_cohort: the number of clients in a round of the deployment.
-        population: the number of clients of the deployment; by default such that the sampling rate is that of the simulation.
-        stand_ins: the expected number of simulated clients in a round; set by the run.
+        population: the number of clients of the deployment. By default the sampling rate is that of the simulation.
+        stand_ins: the expected number of simulated clients in a round. The run sets it; do not pass it.
+
+    A deployment that draws 1000 of its 20,000 clients in each round:
 
     >>> LargerCohort(FixedSize(50), noise_cohort=1000).sampling(20000)
     Sampling(kind='fixed', rate=0.05)

@@ -106,7 +106,8 @@ class Result:
         lower: the measured value: a proven lower bound on ε or μ, or the size of an effect that should not exist.
         claim: the limit of `lower`: the accountant's figure, or the largest effect that chance explains.
         unit: the unit of `lower` and `claim`: "ε at δ = 0.01", "μ", "largest correlation".
-        power: the bounds that the attack would have proven at this sample size if the claim were exactly tight.
+        power: what the attack would have proven at this sample size if the claim were exactly tight, as two bounds: the
+            expected one, and one that is reached almost surely. None if `detects` is used instead.
         detects: for an effect that should not exist: the smallest effect that would have been noticed, in words.
         one_sided: whether the attack is known in advance to reach little, so that a small bound is no failure.
         skipped: why nothing was measured; empty if something was.

@@ -390,7 +390,10 @@ class Settings(SettingsSection):
         return self.run.model_dump(exclude={*_EXECUTION, "evaluate", "evaluate_every", "held_out"})
 
     def build_evaluate(self, on: Any = None) -> list[EvaluationLike]:
-        """Return the argument `evaluate` of `train`: on the server's data `on` if given, and by the clients if set."""
+        """Return the argument `evaluate` of `train`.
+
+        It has an evaluation on the server's data if `on` is given, and one by the clients if `run.evaluate` is set.
+        """
         found: list[EvaluationLike] = [] if on is None else [Evaluation(on, every=self.run.evaluate_every)]
         if self.run.evaluate:
             found.append(Evaluation(self.run.evaluate, every=self.interval, held_out=self.run.held_out or 0.0))

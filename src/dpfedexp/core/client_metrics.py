@@ -132,13 +132,17 @@ class ClientMetrics:
         return (right * counted).sum(1) / counted.sum(1).clamp_min(1.0)
 
     def read(self, mean: Tensor, deviation: float, spread: float = 0.0) -> dict[str, float]:
-        """Compute the metrics and their 95% intervals, by field of the history; {} where noise hides how many clients answered.
+        """Compute the metrics and their 95% intervals, by field of the history.
 
         Args:
             mean: the noisy sum of the clients' vectors over the public number of clients, [WIDTH].
             deviation: the standard deviation of the noise in each coordinate of `mean`.
-            spread: (1 − q)/M for clients that were sampled at rate q, of whom M were expected; 0 where all take part. It bounds the
-                sampling error of a cohort by that of metrics which are 0 or 1 for each client.
+            spread: (1 − q)/M if clients are sampled at rate q and M of them are expected; 0 if all take part. The
+                sampling variance of a metric with mean p in [0, 1] is at most spread·p(1 − p), its value for a metric
+                that is 0 or 1 for each client.
+
+        Returns:
+            The metrics; {} if the noise hides how many clients answered.
         """
         values = mean.double().cpu()
         unit = MAX_SHARE * math.sqrt(_COUNT)

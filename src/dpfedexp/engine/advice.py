@@ -383,7 +383,14 @@ class AdviceMonitor:
         return _warning("dead", f"Nothing shows that this run learned anything: {noise}") if noise else None
 
     def _nothing_but_noise(self, traveled: float, deviations: float) -> str | None:
-        """A sentence where neither update norms nor the model's distance from its start differ from noise alone; else None."""
+        """Return a sentence if neither update norms nor the model's distance from its start differ from noise alone.
+
+        None if one of them differs, if a loss or an accuracy improved, or if the test does not apply to this run.
+
+        Args:
+            traveled: the distance of the model from its start (a norm).
+            deviations: up to how many standard deviations the distance counts as that of noise alone.
+        """
         records, plan = self._records, self.plan
         known = all(record.get("update_norm") is not None for record in records)
         if not known or not plan.algorithm.private or plan.algorithm.server != Extrapolate():

@@ -48,7 +48,7 @@ Tag = Callable[[bytes], str]
 
 
 def root() -> Path:
-    """The folder of all runs' private folders."""
+    """The folder that holds the private folder of every run: what a run must keep secret, outside its results."""
     if given := os.environ.get(VARIABLE):
         return Path(given).expanduser()
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
@@ -195,7 +195,10 @@ class SharedAnchor:
         return SharedAnchor(root() / "ledgers" / f"{first_hash}.json")
 
     def mark(self) -> LedgerMark | None:
-        """The mark in the anchor; None where this machine has no anchor of the ledger."""
+        """Return the mark in the anchor: the ledger's number of charges and its last hash, at the last charge.
+
+        The mark detects an older copy of the ledger. None if this machine has no anchor of the ledger.
+        """
         return _read_if_present(self.path, read_mark)
 
     def remember(self, mark: LedgerMark) -> None:

@@ -272,7 +272,11 @@ class Simulation(Cohort):
     def _of_holders(
         self, rows_of: Callable[[Tensor], Tensor], clients: Tensor, width: int, device: torch.device
     ) -> Tensor:
-        """The rows of clients that hold data, and zeros for the others; an isolated run pads to full batches."""
+        """Return the rows of clients that hold data, and zeros for clients without data.
+
+        In an isolated run, where no client's data may change another client's row, the clients are padded to a multiple
+        of `unit`, so that every tensor has the same shape. The rows of the padding are zero.
+        """
         sizes = self.task.clients.sizes
         if self.unit is None:
             empty = int(sizes[clients[0]]) == 0

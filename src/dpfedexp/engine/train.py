@@ -264,7 +264,10 @@ def frozen_tag(model: nn.Module, layout: Layout) -> str | None:
 
 
 def make_evaluator(evaluation: Evaluation, clients: Clients, task: Task, model: nn.Module) -> Evaluator:
-    """Build the function that measures a state, on a test set or by a function. A test set is tried before the first round."""
+    """Build the evaluator for a test set or a function; None without one.
+
+    Two rows of a test set are tried before the first round, and all its labels are checked.
+    """
     if callable(evaluation.on):
         return Evaluator(model, task, evaluation.on, asks=False)
     test = evaluation.on

@@ -144,7 +144,11 @@ def participants_after(connected: Sequence[int], bound: tuple[int, ...], count: 
 
 
 def choose(nodes: Sequence[int], clients_per_node: int, sampling: Sampling) -> dict[int, tuple[int, ...]]:
-    """The clients of one round, by node: all clients, or each client with probability `rate`, drawn from system entropy."""
+    """Choose the clients of one round, from system entropy; returns the chosen clients by node.
+
+    With full participation these are all clients; otherwise each client independently with probability `sampling.rate`.
+    A node none of whose clients is chosen is left out.
+    """
     if sampling.kind == "full":
         return {node: tuple(range(clients_per_node)) for node in nodes}
     entropy = secrets.SystemRandom()

@@ -101,9 +101,16 @@ def total(charges: Charges, delta: float) -> float:
 
 
 def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Read a guard's or a helper's file and check the limits that both have; return all settings except the id.
+    """Read the file of a guard (a node's own limits) or of a helper, and check the limits that both have.
 
-    `needed` are further settings that the file must have, and `optional` those that it may have.
+    Args:
+        path: the TOML file.
+        what: "guard" or "helper", for messages.
+        needed: further settings that the file must have.
+        optional: further settings that the file may have.
+
+    Returns:
+        All settings of the file except `id`.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

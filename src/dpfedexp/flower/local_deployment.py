@@ -130,7 +130,7 @@ class Deployment:
 
     @property
     def node_list(self) -> Path:
-        """The public keys of the nodes that may connect."""
+        """The path of the file with the public keys of the nodes that may connect."""
         return self.folder / "nodes.pub"
 
     def start_superlink(self) -> None:

@@ -89,7 +89,10 @@ class Site:
             raise Refused(f"the app {found} is not on this site's list.", shown="this app is not on the site's list.")
 
     def check_overrides(self, given: Iterable[str]) -> None:
-        """Raise `Refused` for a run that overrides a setting of the app which the guard file does not list."""
+        """Raise `Refused` if a run overrides a setting of the Flower app that the guard's `overrides` does not list.
+
+        A guard file without `overrides` allows every override.
+        """
         pinned = [] if self.guard.overrides is None else sorted(set(given) - set(self.guard.overrides))
         if pinned:
             raise Refused(f"this run overrides {pinned[0]}, which is not among the overrides that the site allows.")

@@ -89,7 +89,8 @@ class MechanismSpec(RoundSettings):
 
     Args:
         clip: the radius C, or the settings of an adaptive clip.
-        numerator: the statistic that the step size needs, None for none.
+        numerator: the statistic in the numerator of FedEXP's step size: "free", "paper" or another; None if the step
+            size needs no statistic.
         target_epsilon: the largest ε of `rounds` rounds together at `delta`; None if the noise is given.
         delta: δ of the target.
         dimension: number of parameters of the model.
@@ -97,7 +98,8 @@ class MechanismSpec(RoundSettings):
         rounds: the number of rounds that the target is for.
         secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
         votes: the votes that every client sends beside its update, without the vote of an adaptive clip.
-        one_time: events that the run releases once, beside its rounds, and that the target must cover; None for none.
+        one_time: function from the mechanism to the events that the run releases only once, such as the vote on the
+            local rate. The target covers them too. None for none.
     """
 
     clip: float | AdaptiveClip
@@ -155,9 +157,10 @@ class Mechanism(ABC):
     @classmethod
     @abstractmethod
     def bound(cls, spec: MechanismSpec) -> Mechanism:
-        """Build the mechanism of the first round, with all constants.
+        """Build the mechanism of the first round and bind it to `spec`: all its constants are set.
 
-        Formal guarantee: `spec.rounds` rounds of this mechanism, including the cost of secure noise, stay within the target.
+        Formal guarantee: with `spec.target_epsilon`, `spec.rounds` rounds of this mechanism, including the cost of
+        secure noise, stay within the target.
         """
 
     @classmethod

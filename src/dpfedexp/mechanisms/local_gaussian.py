@@ -87,15 +87,17 @@ class LocalGaussian(Gaussian):
 
 @dataclass(frozen=True)
 class SecureLocalGaussian(LocalGaussian):
-    """`LocalGaussian` whose report is a whole number of steps in every coordinate.
+    """`LocalGaussian` on a grid: every coordinate of a report is a multiple of the grid's step (`core.noise.step_for`).
 
-    Formal guarantee: the row is truncated toward zero before the noise, so its sensitivity is at most 2C, and the report is the
-    rounding of the ideal one. In strict mode the noise is discrete Gaussian, charged at (1 + 2⁻²⁰)·μ.
+    Formal guarantee: the row is truncated toward zero to the grid before the noise is added, so its sensitivity is at
+    most 2C. The report is the rounding of the ideal report. In strict mode the noise is discrete Gaussian, charged at
+    (1 + 2⁻²⁰)·μ.
 
-    An observer of only the sum of n reports sees the sum of the rows and of n rounded Gaussians. With 2²⁰ steps per standard
-    deviation, that sum is, up to a probability of about e^(−2π²·2⁴⁰), distributed like a Gaussian with n times the variance plus
-    independent noise, so it is at least as private as that Gaussian. In strict mode every report is also rounded to single
-    precision, which the sum does not determine, so nothing is claimed about the sum.
+    An observer of only the sum of n reports sees the sum of the rows plus n rounded Gaussians. With 2²⁰ steps per
+    standard deviation, that sum is, up to a probability of about e^(−2π²·2⁴⁰), distributed like a Gaussian with n times
+    the variance plus independent noise, so it is at least as private as that Gaussian. In strict mode the grid is finer
+    than single precision, so every report is also rounded to single precision. The sum of the rounded reports can't be
+    computed from the sum of the exact ones, so nothing is claimed about it.
     """
 
     strict: bool = False

@@ -129,7 +129,10 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return torch.cat([drawn(0, width, noise, first), *scalars])
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
-        """Add the noise of every party (simulation); in a deployment each party adds its own, and the server calls `decode`."""
+        """Add the noise of both aggregators, or of the helper alone if only it adds noise; for simulations.
+
+        In a deployment each aggregator adds its own noise, and the server calls `decode`.
+        """
         total = self._to_units(sums)
         for side in self.sides:
             total = total + self.noise_units(len(total), side, noise, scalar_noise).to(total.device)

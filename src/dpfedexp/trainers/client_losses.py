@@ -31,7 +31,12 @@ def all_rows(most: int | None) -> LocalOptimizer:
 
 
 class ClientLosses:
-    """Mean losses of clients, each at its own parameters; in a secure run `unit` of them are computed in one tensor program."""
+    """Compute the mean loss of each client, at parameters of its own.
+
+    In a secure run, `unit` clients are computed together in one tensor program, so that every program has the same
+    shape. In other runs `unit` is None, and all given clients are computed together. Where clients are trained one by
+    one, their losses are computed one by one too.
+    """
 
     what = "losses"
 
@@ -48,7 +53,15 @@ class ClientLosses:
         return (self.task.losses(params, x, y, key) * weights).sum()
 
     def __call__(self, w: Tensor, rows: Tensor, clients: Tensor, plan: Schedule, round: int) -> Tensor:
-        """Return the losses [n] at w + rows ([d] and [n, d]) of clients [n] on the rows of a plan; NaN becomes infinite."""
+        """Return the clients' losses [n] at the parameters w + rows, on the examples of a plan; NaN becomes infinite.
+
+        Args:
+            w: the parameters of the model, [d].
+            rows: what is added to `w` for each client, [n, d].
+            clients: the numbers of the clients, [n].
+            plan: the examples that each client uses.
+            round: the number of the round, which keys random draws.
+        """
         task, size = self.task, 1 if self.alone else self.unit or len(rows)
         keys = task.keys(self.streams, round, clients)
         found = []

@@ -209,9 +209,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Look up rows of each client's table: tokens [n, …, s] to [n, …, width, s].
+    """Look up rows of each client's table: tokens [n, …, s] to [n, …, width, s], for n clients and s samples of each.
 
-    An unknown token would read another client's row: the outputs of its client become NaN instead, and its update counts as 0.
+    A token outside the table would read another client's row. Instead, all outputs of that client become NaN, and its
+    update counts as 0.
     """
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:

@@ -72,7 +72,11 @@ class Program:
 
     @cached_property
     def _last_uses(self) -> dict[int, tuple[int, ...]]:
-        """For each step, by its output, the values that no later step reads; fixed values that active steps read are kept."""
+        """For each step, by the index of its output: the values to free after it, because no later step reads them.
+
+        The output of the program and the values in `kept` are never freed: those do not depend on trained parameters or
+        random draws, and are computed only once.
+        """
         seen, found = {self.output, *self.kept}, {}
         for step in reversed(self.steps):
             gone = tuple(i for i in dict.fromkeys(step.inputs) if i not in seen)
