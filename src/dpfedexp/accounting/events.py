@@ -414,7 +414,9 @@ def from_json(data: dict[str, Any]) -> Event:
         event = _KINDS[kind](**fields)
         # Only the fields that a ledger may leave out are checked; a wrong type in another field fails in the accountant.
         attained = getattr(event, "attained", False)
-        require(type(attained) is bool, f"attained is {attained!r}; it must be true or false.")
+        require(
+            type(attained) is bool, f"attained is {attained!r}; it says whether the bound is reached, true or false."
+        )
         if isinstance(event, GaussianEvent):
             words, told = get_args(BeyondSum), event.beyond_sum
             require(told in words, f"beyond_sum is {told!r}; it must be one of {', '.join(words)}.")

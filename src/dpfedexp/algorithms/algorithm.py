@@ -169,7 +169,8 @@ class Algorithm:
         # A run that asks for secure noise must never get plain noise.
         require(
             not secure or mechanism.noise_kind == secure,
-            f"secure is {secure!r}, but mechanism {self.mechanism!r} draws no secure noise; its `bound` must use `spec.drawn`.",
+            f"secure is {secure!r}, but mechanism {self.mechanism!r} draws no secure noise; its `bound` must return "
+            "`spec.drawn(mechanism)`. A simulation can use secure=False.",
         )
         return mechanism
 
@@ -198,8 +199,8 @@ def with_aggregation(algorithm: Algorithm, aggregation: Aggregation) -> Algorith
         return algorithm
     require(
         algorithm.mechanism == "central-gaussian",
-        f"aggregation is {aggregation!r} with mechanism {algorithm.mechanism!r}; it needs 'central-gaussian', whose sum the two "
-        "aggregators make.",
+        f"aggregation is {aggregation!r} with mechanism {algorithm.mechanism!r}; two aggregators need "
+        "'central-gaussian'.",
     )
     return replace(algorithm, mechanism=aggregation)
 

@@ -185,7 +185,9 @@ class OpenRun:
         try:
             self.ledger.seal(self.name, model=checkpoint.digest(model_tensors(model)), checkpoint=state)
         except OSError as error:
-            raise LedgerError(f"the model can't be bound to the ledger: {error.strerror}.") from None
+            raise LedgerError(
+                f"the model's hash can't be written to the ledger: {error.strerror}; fix this and resume."
+            ) from None
         if self.state.round >= self.description.rounds:
             self._release()
             if self.private is not None:

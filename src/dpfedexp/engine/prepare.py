@@ -1,7 +1,5 @@
 """Build the engine of a simulated run, and check its arguments before the first round."""
 
-from __future__ import annotations
-
 import copy
 import math
 import secrets
@@ -99,7 +97,9 @@ def prepare(
     measured_on = clients
     if held_out:
         if not isinstance(clients, Federation):
-            raise InputError(f"held_out is {held_out}, and clients is a {type(clients).__name__}; give a Federation.")
+            raise InputError(
+                f"held_out is {held_out}, and a {type(clients).__name__} can't be split; give a Federation."
+            )
         clients, measured_on = clients.hold_out(held_out)
     task, synthetic = _task(model, clients, local, loss, execution, declared, isolated=isolated)
     tau_eta_l = None

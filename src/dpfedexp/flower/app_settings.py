@@ -5,8 +5,6 @@ overrides. The sections `algorithm`, `local` and `participation` are those of a 
 settings of the deployment, and other sections belong to the app.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -62,7 +60,9 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
         for section, chosen in fit_settings(federation.epsilon, federation.clients).items():
             tree[section] = {**chosen, **tree.get(section, {})}
     elif federation.rounds == "auto":
-        raise InputError("federation.rounds is 'auto'; give a number of rounds, or federation.epsilon alone.")
+        raise InputError(
+            "federation.rounds is 'auto', which needs federation.epsilon; set that, or a number of rounds."
+        )
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
 
 

@@ -240,7 +240,8 @@ def _page(folder: Path, title: str, order: Sequence[str]) -> Page:
     runs = [read_run(path) for path in sorted(folder.iterdir()) if path.is_dir() and is_run(path)]
     if not runs:
         raise InputError(
-            f"the folder {str(folder)!r} holds no results: no {METRICS} of a run, no folders of runs, no sections of `paper`."
+            f"the folder {str(folder)!r} holds no results: no {METRICS} of a run and no folders of runs; give "
+            "the folder of a run or of several runs."
         )
     sections = [runs_section(runs), *(run_section(run, f"run-{number}") for number, run in enumerate(runs, 1))]
     for chart in sections[0].charts:
