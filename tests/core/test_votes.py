@@ -67,9 +67,9 @@ def test_votes_of_a_cohort_of_1000_cost_at_most_a_per_cent_more_noise_at_the_sam
 def test_a_noise_multiplier_buys_the_update_and_its_votes_together(adjacency):
     for clip in (1.0, AdaptiveClip(count_noise=30.0)):
         algorithm = cdp_fedexp(clip=clip, noise_multiplier=5.0, adjacency=adjacency)
-        alone = cdp_fedexp(clip=1.0, noise_multiplier=5.0, adjacency=adjacency).event(20, 100, Sampling(), 1)
+        alone = cdp_fedexp(clip=1.0, noise_multiplier=5.0, adjacency=adjacency).bind(20, 100, Sampling(), 1)
         bound = algorithm.bind(20, 100, Sampling(), 1, votes=ASKS)
-        assert bound.event(Sampling()).mu == pytest.approx(alone.mu, rel=1e-12)
+        assert bound.event(Sampling()).mu == pytest.approx(alone.event(Sampling()).mu, rel=1e-12)
         assert [vote.name for vote in bound.votes][-3:] == ["loss", "loss fell", "accuracy"]
         assert (bound.votes[-3].low, bound.votes[-3].high) == (0.0, 10.0)
 

@@ -150,8 +150,8 @@ def test_a_run_that_is_interrupted_after_the_votes_or_later_ends_as_if_it_had_no
 
 def test_what_cannot_vote_is_refused_with_its_sentence(clients, monkeypatch):
     for algorithm, sentence in (
-        (ldp_fedexp(clip=0.5, noise_multiplier=1.0), "the noise on a single vote is larger"),
-        (ldp_fedexp(clip=0.5, mechanism="privunit"), "the noise on a single vote is larger"),
+        (ldp_fedexp(clip=0.5, noise_multiplier=1.0), "the noise on one client.s answer would be larger"),
+        (ldp_fedexp(clip=0.5, mechanism="privunit"), "the noise on one client.s answer would be larger"),
         (dp_scaffold(clip=0.5, noise_multiplier=1.0), "only a run can choose; give a number"),
     ):
         with pytest.raises(InputError, match=sentence):

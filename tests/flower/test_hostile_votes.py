@@ -13,6 +13,7 @@ from dpfedexp import Sgd, cdp_fedexp, fedavg
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE
 from dpfedexp.core.client_metrics import EVALUATION
+from dpfedexp.engine.stopping import Stop
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp
@@ -158,7 +159,7 @@ def test_a_helper_answers_each_vote_once_and_no_other_question(tmp_path):
 
 
 def stop(record):
-    raise StopIteration
+    raise Stop("one round is enough")
 
 
 def test_one_client_with_an_unreadable_reply_stops_no_vote(tmp_path):
