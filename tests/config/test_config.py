@@ -239,3 +239,9 @@ def test_the_template_of_init_has_only_settings_that_the_schema_knows():
     for name, section in tree.items():
         kind = known["properties"][name]["$ref"].rpartition("/")[2]
         assert set(section) <= set(known["$defs"][kind]["properties"])
+
+
+@pytest.mark.parametrize("name", ["cdp_fedexp", "ldp_fedexp", "dp_fedavg", "dp_fedadam", "dp_scaffold"])
+def test_every_private_algorithm_takes_its_options_from_a_file(name):
+    built = parse({"algorithm": {"name": name, "clip": 0.5, "target_epsilon": 8.0, "delta": 1e-6}}).build_algorithm()
+    assert (built.target_epsilon, built.delta) == (8.0, 1e-6)

@@ -378,3 +378,14 @@ def test_too_few_clients_for_their_own_evaluation_are_told_how_many_it_takes():
     assert "it takes about 440 clients a round at this ε" in said
     assert "evaluate on public data, or less often, such as every 4 rounds" in said
     assert not any("clients_accuracy" in record for record in run.history)
+
+
+def test_a_run_that_ends_on_a_round_without_a_measurement_is_shown():
+    def stop(record):
+        return Stop("enough") if record["round"] == 3 else None
+
+    test = (torch.randn(6, 5), torch.tensor([0, 1, 2, 0, 1, 2]))
+    run = run_of(evaluate=Evaluation(test, every=5), on_round=stop)
+    assert run.baselines
+    assert "test_accuracy" not in run.history[-1]
+    assert "3 rounds" in repr(run)

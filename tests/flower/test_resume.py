@@ -12,7 +12,8 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, ldp_fedexp
 from dpfedexp.core import step_size
 from dpfedexp.engine import checkpoint, engine
-from dpfedexp.errors import InputError
+from dpfedexp.engine.outlets import CHECKPOINT
+from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.monitor import read_status
 from tests.optimizers import Adagrad
@@ -127,3 +128,13 @@ def test_other_rounds_are_refused_by_the_setting_that_was_changed(noise, tmp_pat
     with pytest.raises(InputError) as refused:
         deploy(tmp_path, algorithm, grid_of(), rounds=30, noise=Silence, **given)
     assert "is of another run: rounds is 30 here and 2 there. Resume" in str(refused.value)
+
+
+def test_a_charged_run_without_its_checkpoint_is_refused_and_pays_for_nothing_more(tmp_path):
+    algorithm = cdp_fedexp(clip=0.5, target_epsilon=8.0)
+    deploy(tmp_path, algorithm, rounds=2)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    (tmp_path / CHECKPOINT).unlink()
+    with pytest.raises(LedgerError, match="its checkpoint is missing, so it can't be resumed"):
+        deploy(tmp_path, algorithm, rounds=2)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before

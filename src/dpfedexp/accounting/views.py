@@ -84,6 +84,6 @@ def models_only(charges: EventCounts, delta: float, reporting: int, clients: int
         if event.sampling.kind != "full":
             return None, SAMPLED
         # The sum of n reports is the sum of n vectors plus noise with √n times the standard deviation.
-        queries = tuple(replace(q, noise=q.noise * math.sqrt(reporting)) for q in event.queries)
+        queries = tuple(replace(q, noise=q.noise * math.sqrt(max(reporting, 0))) for q in event.queries)
         summed.append((replace(event, queries=queries, attained=event.attained and reporting == clients), n))
     return (view(summed, delta), "") if reporting >= 1 else (None, NOT_COUNTED)

@@ -1,5 +1,7 @@
 """DP-FedAdam: Adam on the server (Reddi et al. 2021)."""
 
+from __future__ import annotations
+
 from typing import Unpack
 
 from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, NoiseOptions, clip_of

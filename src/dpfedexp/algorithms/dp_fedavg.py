@@ -1,5 +1,7 @@
 """DP-FedAvg, the baseline: a fixed server step."""
 
+from __future__ import annotations
+
 from typing import Unpack
 
 from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, NoiseOptions, clip_of

@@ -1,5 +1,7 @@
 """DP-SCAFFOLD at client level: control variates at the same ε as DP-FedAvg."""
 
+from __future__ import annotations
+
 from typing import Unpack, get_args
 
 from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, Control, NoiseOptions, clip_of

@@ -1,5 +1,7 @@
 """LDP-FedEXP (Algorithm 1): every client randomizes its own update; the server's step size is adaptive."""
 
+from __future__ import annotations
+
 from typing import Literal, Unpack
 
 from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, NoiseOptions, clip_of

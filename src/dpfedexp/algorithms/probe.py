@@ -1,5 +1,7 @@
 """Requests to clients other than updates: votes on the local rate and the first clip, and private evaluation."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 

@@ -192,9 +192,11 @@ def observe_candidates(algorithm: Algorithm, signs: Tensor, rounds: int, seed: i
     models: list[Floats] = []
 
     def look(record: dict[str, Any]) -> Stop | None:
-        if (saved := checkpoint.load(folder)) is not None:
-            state = checkpoint.state_from(saved.tensors, record["round"], clip)
-            models.append(np.sum([player.w.numpy() for player in state.players.values()], axis=0))
+        saved = checkpoint.load(folder)
+        if saved is None or saved.progress.round != record["round"]:
+            raise InputError(f"round {record['round']} has no checkpoint; this audit reads one after every round.")
+        state = checkpoint.state_from(saved.tensors, record["round"], clip)
+        models.append(np.sum([player.w.numpy() for player in state.players.values()], axis=0))
         return Stop() if record["round"] == rounds else None
 
     with tempfile.TemporaryDirectory() as place:

@@ -1,5 +1,7 @@
 """`dpfedexp fit`: private training with automatic settings."""
 
+from __future__ import annotations
+
 import inspect
 import math
 from pathlib import Path

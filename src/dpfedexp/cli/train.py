@@ -216,8 +216,8 @@ def show_run(console: Console, run: Run, folder: RunFolder) -> None:
                 str(record["round"]), show(record, "" if run.privacy.noise_cohort is None else OF_LARGER_DEPLOYMENT)
             )
         console.print(table)
-        for key in run.baselines:
-            value = run.history[-1][key]
+        last = run.history[-1]
+        for key, value in ((key, last[key]) for key in run.baselines if key in last):
             console.print(f"{name_of(key)} {value:.4g}{baseline_text(run.baselines, key)}", highlight=False)
     if run.stopped:
         console.print(f"[yellow]Stopped early:[/] {run.stopped}", highlight=False)

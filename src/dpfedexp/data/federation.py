@@ -109,8 +109,8 @@ class Federation(metaclass=_NamesConstructors):
         self.dtype = dtype
         self.transform = transform
         self.names = None if names is None else tuple(names)
-        counted = f"names has {len(names or ())} entries and there are {len(self)} clients"
-        require(names is None or len(names) == len(self), f"{counted}; give one name per client.")
+        counted = f"names has {len(self.names or ())} entries and there are {len(self)} clients"
+        require(self.names is None or len(self.names) == len(self), f"{counted}; give one name per client.")
         self._resident: dict[torch.device, tuple[Any, Tensor]] = {}
 
     @classmethod

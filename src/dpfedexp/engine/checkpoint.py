@@ -221,8 +221,8 @@ def _progress(folder: Path, content: Any) -> Progress:
 
 def _damaged(folder: Path, how: str) -> InputError:
     return InputError(
-        f"the checkpoint {str(folder / CHECKPOINT)!r} is damaged ({how}). Restore it from a copy, or delete it to start the run "
-        "again; a seeded run does not pay twice for a round."
+        f"the checkpoint {str(folder / CHECKPOINT)!r} is damaged ({how}). Restore it from a copy, or start a new run in a new "
+        "folder; a seeded run may also start again without it, and does not pay twice for a round."
     )
 
 

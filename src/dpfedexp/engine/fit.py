@@ -1,5 +1,7 @@
 """`fit`: training with automatic settings, chosen from public numbers or by the clients' votes."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +183,8 @@ def describe_choices(
         facts.append(
             f"the local rate, {first['local_rate']:.3g} by votes at first and {last['local_rate']:.3g} at the end"
         )
+    if run.history and all(record["eta_g"] == 1.0 for record in run.history):
+        facts.append("the server's step size, 1 in every round, as in DP-FedAvg")
     if "clip" in first:
         facts.append(f"the clip, {first['clip']:.3g} at first and {last['clip']:.3g} at the end")
     return tuple(facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -289,6 +290,12 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
                 f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run; put the run's own ledger back, "
                 "or start a new run in a new folder."
             )
+        if last is None and run.engine.seed is None and any(entry.run == name for entry in ledger.entries):
+            # A checkpoint is written before the first charge. New noise would be paid for on top of the run's ε.
+            raise LedgerError(
+                f"the run in {str(folder)!r} was charged, and its checkpoint is missing, so it can't be resumed; restore the "
+                "checkpoint from a copy, or start a new run in a new folder."
+            )
         private = _private(run, name, folder)
         state, history, controls = run.start, [], None
         finished = last is not None and last.progress.round >= run.rounds
@@ -482,8 +489,12 @@ def facts_of(
     how = {"local": options.get("local"), "rounds": run.rounds, **options}
     chosen = {name: value for name, value in how.items() if value is not None and value is not False}
     named = [f"{name}={argument_text(value)}" for name, value in chosen.items()]
-    follow = ("algorithm.name", "model.", *DERIVED)
-    chosen_settings = {name: value for name, value in run.settings.items() if not name.startswith(follow)}
+    follow = ("algorithm.name", "model.", "nodes", *DERIVED)
+    chosen_settings = {
+        name: value
+        for name, value in run.settings.items()
+        if not re.sub(r"^candidate \d+\.", "", name).startswith(follow)
+    }
     command, known = ("", "") if folder is None else (folder.command or folder.call, folder.data)
     return RunFacts(
         run=open_run.name,

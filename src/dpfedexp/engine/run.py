@@ -140,7 +140,9 @@ class Run:
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
         shown = {k: round(v, 4) + 0.0 for k, v in last.items() if isinstance(v, float)}
-        baselines = "".join(f", {key} {shown[key]}{baseline_text(self.baselines, key)}" for key in self.baselines)
+        baselines = "".join(
+            f", {key} {shown[key]}{baseline_text(self.baselines, key)}" for key in self.baselines if key in shown
+        )
         caveat = "".join(f", epsilon_total: {one}" for one in caveats(self.privacy) if "epsilon_total" in shown)
         stopped = "" if self.stopped is None else f", stopped: {self.stopped}"
         verdict = "" if self.verdict is None else f", {self.verdict}"

@@ -4,6 +4,8 @@ Flower's own command exits with 0 even if the server app failed, and resolves re
 Here relative folders are resolved in the user's working directory, and the exit status comes from `status.json` and from Flower.
 """
 
+from __future__ import annotations
+
 import hashlib
 import importlib
 import json
@@ -63,7 +65,7 @@ def try_task(app: Path, files: Sequence[Path]) -> None:
 
     Apps without a `task.py` like the template's are not tried.
     """
-    found = next(app.glob("*/task.py"), None)
+    found = next(iter(sorted(app.glob("*/task.py"))), None)
     if found is None:
         return
     from dpfedexp.flower.client import try_training
@@ -119,7 +121,11 @@ def run_app(
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
     read = {} if logs is None else {path: path.stat().st_size for path in sorted(logs.glob("supernode*.log"))}
     log = (app / FOLDER / "run.log").resolve()
-    log.parent.mkdir(mode=0o700, exist_ok=True)
+    try:
+        log.parent.mkdir(mode=0o700, exist_ok=True)
+        log.touch(mode=0o600)
+    except OSError as error:
+        raise InputError(f"the log {str(log)!r} can't be written: {error.strerror}.") from None
     try:
         run = _stream(
             [program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder, log

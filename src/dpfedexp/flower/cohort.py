@@ -5,6 +5,8 @@
 remove, and between the charge and the release the server asks the helper for the sum of masks.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import secrets
@@ -120,7 +122,7 @@ class Participants:
                 if more := len(ids) - len(nodes):
                     text += (
                         f" Connected are also {more} nodes that do not take part in this run: a SuperNode without a key is "
-                        "another node after a restart; start nodes with keys."
+                        "another node after a restart. Begin a new run in a new folder, with nodes that have keys."
                     )
                 raise RoundFailed(text)
             if not told:

@@ -345,7 +345,7 @@ def _check_draws(func: Any, given: dict[str, Any]) -> None:
         return
     raise Unrecordable(
         f"draws random numbers with torch.{func.overloadpacket.__name__}, which does not draw from a client's own key; use "
-        "torch.rand, randn, randperm, normal, bernoulli or dropout, without a generator"
+        "torch.rand, randn, randint, randperm, normal, bernoulli or dropout, without a generator"
     )
 
 
