@@ -600,7 +600,7 @@ class Direction:
 
 @lru_cache(maxsize=256)
 def direction(dimension: int, epsilon0: float, epsilon1: float, rule: GammaRule = "exact") -> Direction:
-    """Compute the constants of PrivUnit.
+    """Compute the constants of PrivUnit: γ is the edge of the cap, q its mass, and 1/m the norm of the estimate (`Direction`).
 
     The rules for γ:
         exact: the largest γ that ε₁ allows: q = 1/(1 + e^{ε₁}).

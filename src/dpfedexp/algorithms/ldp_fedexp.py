@@ -47,7 +47,7 @@ def ldp_fedexp(
     if mechanism == "privunit":
         if numerator not in (None, "paper"):
             raise InputError(
-                f"numerator is {numerator!r} with PrivUnit; its norm estimate is free already, leave it out."
+                f"numerator is {numerator!r}, but PrivUnit's reports hold the norms already, at no cost; leave numerator out."
             )
         rule: step_size.Rule = step_size.ldp_privunit
         chosen: Numerator | None = None

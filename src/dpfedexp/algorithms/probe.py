@@ -54,11 +54,11 @@ class Extras:
 class Probe:
     """The votes that choose the local rate: their mechanisms, and after which rounds the rate is rescaled.
 
-    `noise_share` is n of the run (`Mechanism.noise_share`). It is infinite before it is known: then all possible votes are counted.
+    `noise_share` is the norm of a round's noise over the clip; infinite until it is known, so that the most votes are counted.
 
-    Formal guarantee: the answer of a client is one bin, clipped to norm ½. So all bins together change by at most ½ in norm when a
-    client is left out and by at most 1 when it is replaced, and each bin has noise of a fixed size.
-    The event is one Gaussian query (`votes_only`). Without noise there is no guarantee.
+    Formal guarantee of each vote: a client's answer is one bin, clipped to norm ½. So all bins together change by at most ½ in
+    norm when a client is left out and by at most 1 when it is replaced, and each bin has noise of a fixed size.
+    Each vote is one Gaussian query with a charge of its own (`votes_only`). Without noise there is no guarantee.
     """
 
     rate: Mechanism

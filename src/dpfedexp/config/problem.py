@@ -48,7 +48,7 @@ def build(settings: Settings, data: str | None = None) -> Problem:
     entry = DATA_SETS[given.kind]
     require(
         not given.standardize or entry.standard is not None,
-        f"data.standardize is true, but kind {given.kind!r} has no published mean and deviation; leave it out.",
+        f"data.standardize is true, but kind {given.kind!r} has no published mean and deviation; leave standardize out.",
     )
     transform = Standardize(*entry.standard) if given.standardize and entry.standard else None
     examples = entry.load(data or given.path)

@@ -147,11 +147,11 @@ def key_stream(key: bytes, nonce: bytes = bytes(12)) -> Any:
 
 
 class ChaChaNoise:
-    """Randomness of the operating system; implements `Noise` and ignores the clients' keys.
+    """Randomness of ChaCha20 with keys from the operating system; implements `Noise` without regard to the clients' numbers.
 
     The key changes after every GiB, and in every forked process, because parent and child would otherwise draw the same words.
     Successive draws are independent, so one object serves every purpose of every round. It has no state that could be saved.
-    Normals are pairs by the Box-Muller method from 128 bits: rounded to a lattice they leave no gaps, and the largest is 9.5.
+    Normals are pairs by Box-Muller from 128 bits: so fine that rounding to the noise grid misses no grid point; at most 9.5.
 
     >>> ChaChaNoise().uniform(torch.arange(2), 3).shape
     torch.Size([2, 3])
@@ -330,7 +330,7 @@ def hide(row: Words, seed: bytes) -> Words:
 
 
 def to_words(units: Tensor) -> Words:
-    """Convert whole numbers (int64) to words mod 2⁶⁴."""
+    """View whole numbers (int64) as unsigned 64-bit words, equal mod 2⁶⁴, for masks."""
     return units.detach().cpu().contiguous().numpy().view(np.uint64)
 
 

@@ -152,7 +152,7 @@ def _check_flat(field: str, name: Hashable, values: NDArray[Any]) -> None:
 def client_ids_of(table: Any, by: Names) -> Any:
     """The client id of every row: the value of one column, or a tuple of the values of several."""
     columns = as_names(by)
-    require(len(columns) > 0, "by is empty; name the column that says which client holds a row.")
+    require(len(columns) > 0, "by is an empty list; name the column that says which client holds a row.")
     for name in columns:
         _check_column(table, "by", name)
     values = [_read_column(table, name) for name in columns]

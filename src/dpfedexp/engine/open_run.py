@@ -215,10 +215,10 @@ class OpenRun:
         checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public))
 
     def hold(self, *, shared: bool) -> None:
-        """Lock the ledger and its anchors until the run is closed, so that no copy of the run can charge it.
+        """Lock the ledger's anchors (its length and last hash, kept elsewhere), so that no copy of the run can charge it.
 
-        From then on every charge moves the anchors before its round is released. The ledger in a run's own folder has a shared
-        anchor if the run protects real data, or once another run has charged the ledger.
+        Until the run is closed, every charge updates them before its round is released. The ledger in a run's own folder has a
+        `SharedAnchor`, one for all runs, if the run protects real data, or once another run has charged the ledger.
         """
         ledger = self.ledger
         held = {one.anchor.file for one in ledger.witnesses if isinstance(one, private_folder.SingleWriter)}

@@ -301,7 +301,7 @@ class Simulation(Cohort):
         return ClientLosses(self.task, self.trainer, self.streams, unit=self.unit)
 
     def loss_after(self, w: Tensor, rows: Tensor, clients: Tensor, number: int) -> Tensor:
-        """The clients' losses on their own rows at the parameters w + rows, [n]."""
+        """Each client's loss in round `number` at the parameters w + rows[i], [n], on up to `MOST_ROWS` of its own examples."""
         draws, numbers = self.streams.at("losses", number).generators(), clients.tolist()
         sizes, public = self.task.clients.sizes[clients], self._shapes_are_public
         plan = schedule(all_rows(self.task.local.max_examples), sizes, lambda row: draws(numbers[row]), public=public)
@@ -310,9 +310,9 @@ class Simulation(Cohort):
     def _control(
         self, control: Tensor, client_controls: Tensor, clients: Tensor, delta: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """SCAFFOLD's new control variate c_i − c − Δ_i/(τη_l), from the client's clipped update (kept private) or its report.
+        """Compute SCAFFOLD's new control variates c_i − c − Δ_i/(τη_l) of the clients that hold rows; the others keep theirs.
 
-        Only clients that hold rows are returned; the others keep their control variates.
+        Δ_i is the client's clipped update or its noisy report. Control variates from clipped updates must stay private.
         """
         holding = torch.nonzero(self.task.clients.sizes[clients] > 0).flatten()
         clients, delta = clients[holding], delta[holding.to(delta.device)]

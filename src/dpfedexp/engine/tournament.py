@@ -81,7 +81,7 @@ def candidates_of(given: Sequence[Candidate | nn.Module | LocalOptimizer | Algor
 
 
 def phases_of(candidates: int, rounds: int) -> tuple[tuple[int, int], ...]:
-    """Pairs (r, k): after round r the best k candidates stay. Each phase drops half; all phases take a fifth of the rounds."""
+    """Pairs (r, k): after round r the best k candidates stay. Each phase drops half; all take at most a fifth of the rounds."""
     stays = []
     while candidates > 1:
         candidates = (candidates + 1) // 2

@@ -299,8 +299,8 @@ def make_evaluator(evaluation: Evaluation, clients: Clients, task: Task, model: 
 class Evaluator:
     """Evaluate released parameters, in a copy of the model that clients do not train.
 
-    Every evaluation uses a new copy, because modules may keep state and a caller's function may change them. If `asks` is True, as
-    for a test set, `evaluate` only calls the model, and frozen parameters are not copied.
+    Every evaluation uses a new copy, so that a module's state or a change by a caller's function does not affect the next one.
+    `asks` says that `evaluate` only calls the model, as for a test set; then all copies share the frozen parameters.
     """
 
     def __init__(self, model: nn.Module, task: Task, evaluate: Evaluate, *, asks: bool) -> None:

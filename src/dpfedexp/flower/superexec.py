@@ -53,7 +53,7 @@ def launch(_: Any, spec: Any) -> Any:
 
 
 def run_app() -> None:
-    """Run one app's process, with the settings from its standard input."""
+    """Run one client app of Flower in this process, with the settings that `launch` writes to its standard input."""
     forbid_core_dumps()
     given = json.load(sys.stdin)
     with open(os.devnull, "rb") as nothing:

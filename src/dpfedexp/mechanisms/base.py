@@ -456,7 +456,7 @@ class Gaussian(Mechanism):
         return report.vector[:, :-1] if self.numerator == "free" else report.vector
 
     def _rows(self, clipped: Clipped) -> Tensor:
-        """Return the updates, with the coordinate of the free rule if it is used."""
+        """Return the updates; with the free rule they have one more coordinate, which carries ‖Δ‖² (`lift`)."""
         return lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
 
     def _released(

@@ -223,7 +223,7 @@ class PrivUnit(Mechanism):
     def reconstruct(self, report: Report) -> tuple[Tensor, Tensor]:
         """Return r̂ and c = r̂·V/m for every row. Clients send (Ĵ, V), because r̂ can't be recovered from c in floating point."""
         if report.level is None:
-            raise InputError("the report has no level; PrivUnit sends one beside its direction.")
+            raise InputError("the report has no level; PrivUnit sends the norm as a level, beside its direction.")
         r_hat = self.scalar.magnitude(report.level)
         return r_hat, (r_hat / self.direction.m).to(report.vector.dtype)[:, None] * report.vector
 

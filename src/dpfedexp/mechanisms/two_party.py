@@ -97,7 +97,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
     def columns(self, dimension: int) -> int:
-        """Return the length of a row for a model with `dimension` parameters."""
+        """Return the length of a client's row: a vector for `dimension` parameters, and the squared norm and votes if used."""
         return self.width(dimension) + self.scalars
 
     @property

@@ -53,13 +53,13 @@ class ClientLosses:
         return (self.task.losses(params, x, y, key) * weights).sum()
 
     def __call__(self, w: Tensor, rows: Tensor, clients: Tensor, plan: Schedule, round: int) -> Tensor:
-        """Return the clients' losses [n] at the parameters w + rows, on the examples of a plan; NaN becomes infinite.
+        """Return each client's loss at its own parameters w + rows[i], [n], on its examples in `plan`; NaN becomes infinite.
 
         Args:
             w: the parameters of the model, [d].
-            rows: what is added to `w` for each client, [n, d].
+            rows: what is added to `w` for each client, such as its update, [n, d].
             clients: the numbers of the clients, [n].
-            plan: the examples that each client uses.
+            plan: which examples of each client are used, and their weights.
             round: the number of the round, which keys random draws.
         """
         task, size = self.task, 1 if self.alone else self.unit or len(rows)

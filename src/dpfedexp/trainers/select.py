@@ -409,7 +409,7 @@ def _why_not_together(task: Task, streams: Streams) -> str | None:
 
 
 def _can_be_isolated(trial: Task, make: Callable[[], Trainer], chunk: int, named: str | None = None) -> bool:
-    """Whether a trainer can be made and keeps clients apart; raises the reason instead if the user has `named` the trainer."""
+    """Whether a trainer can be made and keeps clients apart. An error means False, or is raised if the user `named` it."""
     try:
         return passes_isolation(trial, make(), chunk)
     except (InputError, RuntimeError) as reason:

@@ -180,7 +180,7 @@ class Task:
         return make() if synthetic is None else synthetic.program("transform", make)
 
     def row_reader(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
-        """A function from a step k to rows `positions[i, k]` of client `clients[i]`, transformed, for positions [n, steps, s]."""
+        """A function: step k to examples `positions[i, k]` of client `clients[i]`, transformed with draws from `streams`."""
         read, transform = self.held(clients, positions, streams, round), self.client_transform
         if transform is None:
             return read
@@ -250,7 +250,7 @@ class Trainer(Protocol):
 
 
 def rows_of_one(task: Task, x: Inputs, y: Tensor, weights: Tensor) -> tuple[Inputs, Tensor, Tensor]:
-    """A single client's rows of a batch; a simulation leaves out padding rows."""
+    """A single client's rows of a batch, without padding; a secure run keeps it, because a shape would reveal the client's size."""
     x, y, weights = each(lambda value: value[0], x), y[0], weights[0]
     if task.synthetic is not None:
         return x, y, weights

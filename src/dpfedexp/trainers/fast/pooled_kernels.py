@@ -279,7 +279,7 @@ def _rounded_backward_kernel(
     PH: tl.constexpr, PW: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr, SAMPLES: tl.constexpr,
     OUTPUTS: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute patches times dy at the winning positions, [n, c, taps, wide], for one client and channel."""
+    """Multiply patches by dy where they won, for one client and channel: parts [n, c, pixel, (pool position, filter)]."""
     client = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1)
     tap = tl.arange(0, TAPS)
@@ -314,7 +314,7 @@ def _fold(
     PH: tl.constexpr, PW: tl.constexpr, RW: tl.constexpr,
     OUTPUTS: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of one client's kernels: sum each tap's values over all positions of the pool window."""
+    """Compute the gradient of one client's kernels: for each entry, sum its `parts` over all positions of the pool window."""
     client = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = at < FILTERS * C * KH * KW
