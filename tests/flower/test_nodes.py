@@ -124,7 +124,7 @@ def test_nodes_with_new_ids_do_not_take_part(tmp_path):
     grid = Nodes({20: 0, 21: 1, 12: 2})
     few = r"1 of 3 nodes were connected after waiting 0\.01 seconds, and the round needs at least 2"
     with pytest.raises(
-        RoundFailed, match=few + r".* also 2 nodes that do not take part in this run.*start nodes with keys"
+        RoundFailed, match=few + r".* also 2 nodes that do not take part in this run.*with nodes that have keys"
     ):
         start(tmp_path, grid, rounds=3, min_reply_fraction=0.6)
     assert grid.asked == []

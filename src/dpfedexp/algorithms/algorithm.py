@@ -199,7 +199,7 @@ def with_aggregation(algorithm: Algorithm, aggregation: Aggregation) -> Algorith
         return algorithm
     require(
         algorithm.mechanism == "central-gaussian",
-        f"aggregation is {aggregation!r} with mechanism {algorithm.mechanism!r}; two aggregators need "
+        f"aggregation is {aggregation!r} with mechanism {algorithm.mechanism!r}; two-party aggregation needs "
         "'central-gaussian'.",
     )
     return replace(algorithm, mechanism=aggregation)
