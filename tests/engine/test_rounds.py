@@ -188,7 +188,7 @@ def test_a_budget_stops_before_the_round_that_would_exceed_it():
         (lambda: dp_fedavg(clip=1.0, noise_multiplier=1.0, adjacency="add"), "adjacency"),
         (lambda: ldp_fedexp(clip="adaptive", noise_multiplier=1.0), "central-gaussian"),
         (lambda: ldp_fedexp(clip=1.0, noise_multiplier=1.0, adjacency="add-remove"), "replace-one"),
-        (lambda: ldp_fedexp(clip=1.0, mechanism="privunit", numerator="free"), "free already"),
+        (lambda: ldp_fedexp(clip=1.0, mechanism="privunit", numerator="free"), "at no cost"),
         (lambda: Sgd(lr=0.0, steps=1), "lr is 0"),
         (lambda: Sgd(lr="fast", steps=1), "lr is 'fast'"),
         (lambda: Sgd(lr=0.1), "exactly one"),
