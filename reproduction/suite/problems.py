@@ -68,8 +68,10 @@ def _few_images(
     return Loaded(_started(network, seed), federation, examples.test)
 
 
-def _digits(network: Callable[[], nn.Module], scale: float, folders: Folders, seed: int) -> Loaded:
-    """The 8×8 digits of scikit-learn, pixels 0 to 16 over `scale`: 300 clients of 4 rows, class mix ~ Dirichlet(1)."""
+def _digits(
+    network: Callable[[], nn.Module], scale: float, clients: int, rows: int, folders: Folders, seed: int
+) -> Loaded:
+    """The 8×8 digits of scikit-learn, pixels 0 to 16 over `scale`: clients of equal size, class mix ~ Dirichlet(1)."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -78,10 +80,10 @@ def _digits(network: Callable[[], nn.Module], scale: float, folders: Folders, se
     inputs, targets = (found.data / scale).astype(np.float32), found.target.astype(np.uint8)
     order = generator(0).permutation(len(inputs))
     train, test = order[:1300], order[1300:]
-    clients = Federation.dirichlet(
-        inputs[train], targets[train], clients=300, alpha=1.0, seed=seed, samples_per_client=4
+    federation = Federation.dirichlet(
+        inputs[train], targets[train], clients=clients, alpha=1.0, seed=seed, samples_per_client=rows
     )
-    return Loaded(_started(network, seed), clients, (inputs[test], targets[test]))
+    return Loaded(_started(network, seed), federation, (inputs[test], targets[test]))
 
 
 def _started(network: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -277,12 +279,28 @@ _ALL = (
     _dealt(
         "digits-300",
         "digits of scikit-learn, 300 clients of 4 rows, Dirichlet(1), linear (d = 650)",
-        partial(_digits, partial(models.linear, 64, 10), 16.0),
+        partial(_digits, partial(models.linear, 64, 10), 16.0, 300, 4),
     ),
     _dealt(
         "digits-unscaled",
         "the same digits with pixels from 0 to 16, 32 hidden units (d = 2410)",
-        partial(_digits, partial(models.mlp, 64, 32, 10), 1.0),
+        partial(_digits, partial(models.mlp, 64, 32, 10), 1.0, 300, 4),
+    ),
+    _dealt(
+        "mnist-200",
+        "MNIST at 14×14, 200 clients of 20 rows, Dirichlet(0.3), linear (d = 1970)",
+        partial(_few_images, _small_images, 200, 0.3, False),
+    ),
+    _dealt(
+        "digits-100",
+        "digits of scikit-learn, 100 clients of 13 rows, Dirichlet(1), linear (d = 650)",
+        partial(_digits, partial(models.linear, 64, 10), 16.0, 100, 13),
+    ),
+    _dealt(
+        "classes-200",
+        "made up: ten Gaussian classes, 200 clients whose class means spread by 0.5; 32 hidden units",
+        partial(_seeded, partial(synthetic_problems.classification, 0.5, clients=200)),
+        synthetic=True,
     ),
     _dealt(
         "classes-300",
