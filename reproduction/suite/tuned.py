@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dpfedexp.core import local_rate
+from dpfedexp.core import local_rate, step_size
 from dpfedexp.engine.plot import CYCLE, NAMED, save_figure
 from dpfedexp.files import replace_text
 from dpfedexp.report.document import Claim, Section, Table
@@ -51,6 +51,7 @@ class FitRun(SuiteRun):
     @property
     def full_settings(self) -> dict[str, Any]:
         rule = {"scale_times": list(local_rate.SCALE_TIMES), "shake": local_rate.SHAKE}
+        rule |= {"prior": [local_rate.PRIOR_RATE, local_rate.PRIOR_WEIGHT], "subtracted": step_size.NOISE_SUBTRACTED}
         return {**super().full_settings, **rule}
 
 

@@ -145,9 +145,15 @@ def test_the_quantile_falls_with_the_noise_and_is_a_number_once_it_is_settled():
     auto = AdaptiveClip(quantile="auto")
     with pytest.raises(InputError, match="has no value yet"):
         auto.update(1.0, 0.5)
-    assert auto.resolve_quantile(0.25).quantile == 0.5
-    assert auto.resolve_quantile(None).quantile == 0.9
-    assert AdaptiveClip(quantile=0.7).resolve_quantile(0.25).quantile == 0.7
+    assert auto.resolve(0.25, 0.05).quantile == 0.5
+    assert auto.resolve(None, 0.05).quantile == 0.9
+    assert AdaptiveClip(quantile=0.7).resolve(0.25, 0.05).quantile == 0.7
+
+
+def test_noise_moves_an_adaptive_clip_by_at_most_a_tenth_in_a_round():
+    assert [AdaptiveClip().resolve(1.0, noise).rate for noise in (0.0, 0.05, 0.2)] == [0.5] * 3
+    assert AdaptiveClip().resolve(1.0, 1.6).rate == pytest.approx(0.1 / 1.6)
+    assert AdaptiveClip(rate=0.01).resolve(1.0, 1.6).rate == 0.01
 
 
 LONG = 3 * BLOCK + 17

@@ -14,11 +14,11 @@ from dpfedexp.core.local_rate import (
     best_rates,
     best_scale,
     clip_from_votes,
+    first_rate,
     grid_value,
     moves,
     nearest_radii,
     next_rate,
-    rate_for_noise,
     rate_from_votes,
     rescaled,
     scale_rounds,
@@ -92,7 +92,8 @@ def test_noise_of_a_tenth_of_the_clients_on_every_bin_leaves_the_rate_known_to_a
     generator = torch.Generator().manual_seed(0)
     noisy = clean + torch.randn(400, len(RATES), generator=generator, dtype=torch.float64) / 10
     found = torch.tensor([2 * math.log10(rate_from_votes(row, 0.1) / RATES[6]) for row in noisy])
-    assert float(found.mean().abs()) < 0.2
+    # The prior is 0.6 bins above the heap and pulls a little where clients are missing.
+    assert float(found.mean().abs()) < 0.3
     assert float(found.std()) < (0.4 if answering == 1.0 else 1.3)
 
 
@@ -108,8 +109,11 @@ def test_the_rate_stays_on_the_grid_whatever_the_votes_are():
     assert grid_value(RATES, 0.5) == pytest.approx(10**-3.75)
 
 
-def test_the_first_guess_is_lower_only_where_noise_is_longer_than_any_update():
-    assert [rate_for_noise(0.2, n) for n in (0.0, 0.5, 1.0, 4.0, 64.0)] == pytest.approx([0.2, 0.2, 0.2, 0.1, 0.025])
+def test_the_first_rate_moves_two_thirds_of_the_way_to_the_prior_and_at_most_one_bin():
+    assert first_rate(PRIOR_RATE) == pytest.approx(PRIOR_RATE)
+    assert first_rate(PRIOR_RATE / 2) == pytest.approx(PRIOR_RATE / 2 ** (1 / 3))
+    assert first_rate(2 * PRIOR_RATE) == pytest.approx(PRIOR_RATE * 2 ** (1 / 3))
+    assert [first_rate(rate) for rate in (RATES[0], RATES[-1])] == pytest.approx([RATES[1], RATES[-2]])
 
 
 def test_the_rate_is_rescaled_twice_with_large_noise_once_more_and_never_after_the_last_round():

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from dpfedexp.algorithms import cdp_fedexp, fedexp, ldp_fedexp
-from dpfedexp.algorithms.round import State, advance
+from dpfedexp.algorithms.algorithm import resolve_algorithm
+from dpfedexp.algorithms.probe import bind
+from dpfedexp.algorithms.round import Full, State, advance
 from dpfedexp.core import step_size
+from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Release
 from tests.sizes import sized
@@ -273,6 +276,29 @@ def test_three_means_and_eight_numbers_are_remembered_and_others_memory_is_left_
     assert total == pytest.approx(step_size.PRIOR_EVIDENCE * 0.8**4 + 3 * (1 + 0.8 + 0.64 + 0.512))
     assert float(state.memory["local.rate"]) == 0.1
     assert {name: (value.dtype, tuple(value.shape)) for name, value in state.memory.items() if "step" in name} == shapes
+
+
+@pytest.mark.parametrize(
+    ("square", "energy", "left"),
+    [(10.0, 0.0, 10.0), (10.0, 8.0, 6.0), (10.0, 12.0, 6.0), (1.0, 12.0, 1.0), (0.0, 1.0, 0.0)],
+)
+def test_half_of_the_noises_energy_is_subtracted_and_never_more_than_half_of_it_is_left_out(square, energy, left):
+    c_bar = torch.zeros(4, dtype=torch.float64)
+    c_bar[0] = math.sqrt(square)
+    release = Release(c_bar, None, {}, 1.0, variance=energy / 4)
+    assert float(step_size.without_noise(release, 0.5).c_bar.square().sum()) == pytest.approx(left)
+    assert step_size.without_noise(release, 0.0) is release
+    unknown = Release(c_bar, None, {}, 1.0)
+    assert step_size.without_noise(unknown, 0.5) is unknown
+
+
+def test_only_an_automatic_rate_takes_the_longer_steps():
+    """They are the safe step's with half of the noise subtracted; a given rate keeps the rule of the paper's numerator."""
+    for lr, subtracted in (("auto", step_size.NOISE_SUBTRACTED), (0.1, 0.0)):
+        algorithm, local = cdp_fedexp(clip="adaptive", noise_multiplier=1.0), Sgd(lr=lr)
+        mechanism, _, _ = bind(algorithm, local, 3, 20, Full(), 3, False)
+        made = resolve_algorithm(algorithm, local, mechanism, 3, 20.0)
+        assert made.rule == step_size.Safe(step_size.free, subtracted)
 
 
 def test_a_function_of_ones_own_is_still_a_rule_and_remembers_nothing():

@@ -24,6 +24,7 @@ from dpfedexp import (
 from dpfedexp.algorithms.probe import bind
 from dpfedexp.core.local_rate import IMPROVED
 from dpfedexp.data import synthetic_regression
+from dpfedexp.core.local_rate import first_rate
 from dpfedexp.engine.advice import FEW_CLIENTS, FIRST_LOOK, LARGE_EPSILON, WINDOW, AdviceMonitor, preflight
 from dpfedexp.engine.plan import (
     EPSILONS,
@@ -393,9 +394,8 @@ def test_a_rate_that_the_votes_can_not_choose_is_said_to_be_the_usual_one():
 
 @pytest.mark.parametrize(("voted", "word"), [(2e-4, "large"), (0.01, None), (2.0, None), (60.0, "small")])
 def test_a_rate_at_the_end_of_its_grid_says_to_scale_the_inputs(voted, word):
-    """The record has the rate over the root of the noise, which is about 2 here."""
     ours = AdviceMonitor(voting(1000))
-    heard = ours.seen(record(1, local_rate=voted / math.sqrt(ours.plan.noise_share)))
+    heard = ours.seen(record(1, local_rate=first_rate(voted)))
     assert codes(heard) == ([] if word is None else ["rate-at-edge"])
     assert word is None or (f"too {word}" in heard[0].sentence and "scale them" in heard[0].sentence)
     # A rate that fell later was not voted for.

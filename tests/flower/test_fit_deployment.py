@@ -18,7 +18,7 @@ from dpfedexp import Evaluation, Federation, Run, fit
 from dpfedexp.algorithms.probe import CLIP, RATE
 from dpfedexp.config import parse
 from dpfedexp.core.client_metrics import NORMAL_95
-from dpfedexp.core.local_rate import PRIOR_RATE, clip_from_votes, rate_for_noise, rate_from_votes
+from dpfedexp.core.local_rate import PRIOR_RATE, clip_from_votes, first_rate, rate_from_votes
 from dpfedexp.core.sums import MAX_SHARE
 from dpfedexp.engine.engine import BEFORE, LOCAL_RATE, Engine, Request
 from dpfedexp.engine.fit import fit_settings
@@ -109,15 +109,10 @@ class Votes:
         sums = engine.cohort.answer(Request(purpose, BEFORE, state, mechanism)).sums.vector.cpu()
         deviation = math.sqrt(mechanism.noise_variance(engine.expected, engine.expected)) / MAX_SHARE
         draw, shares = torch.Generator().manual_seed(3), sums / engine.expected / MAX_SHARE
-        noise = engine.mechanism.noise_share(len(start.w), engine.expected)
 
         def choice(shares: Tensor) -> float:
-            found = (
-                rate_for_noise(rate_from_votes(shares, deviation), noise)
-                if purpose == RATE
-                else clip_from_votes(shares, deviation)
-            )
-            return math.log10(found)
+            rate = first_rate(rate_from_votes(shares, deviation))
+            return math.log10(rate if purpose == RATE else clip_from_votes(shares, deviation))
 
         found = [choice(shares + deviation * torch.randn(len(shares), generator=draw)) for _ in range(DRAWS)]
         return float(np.mean(found)), float(np.std(found))

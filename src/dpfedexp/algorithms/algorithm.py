@@ -7,8 +7,9 @@ from typing import Any, Literal, TypedDict, get_args
 from dpfedexp.accounting import Sampling
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency, GammaRule
 from dpfedexp.core.clipping import AdaptiveClip, check_radius
-from dpfedexp.core.step_size import AnyRule, Extrapolate, Safe, ServerOptimizer, Step, check_server
-from dpfedexp.core.sums import VoteSpec
+from dpfedexp.core.local_optimizer import LocalOptimizer
+from dpfedexp.core.step_size import NOISE_SUBTRACTED, AnyRule, Extrapolate, Safe, ServerOptimizer, Step, check_server
+from dpfedexp.core.sums import WITHIN_CLIP, VoteSpec
 from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
 from dpfedexp.mechanisms import Mechanism, MechanismSpec, Secure, mechanism_class
 from dpfedexp.mechanisms.base import Numerator, OneTimeEvents
@@ -205,8 +206,14 @@ def with_aggregation(algorithm: Algorithm, aggregation: Aggregation) -> Algorith
     return replace(algorithm, mechanism=aggregation)
 
 
-def resolve_clip(algorithm: Algorithm, mechanism: Mechanism, dimension: int, cohort: float) -> Algorithm:
-    """Replace an automatic quantile of the adaptive clip by a number, once the mechanism is bound."""
-    if not isinstance(algorithm.clip, AdaptiveClip):
-        return algorithm
-    return replace(algorithm, clip=algorithm.clip.resolve_quantile(mechanism.noise_share(dimension, cohort)))
+def resolve_algorithm(
+    algorithm: Algorithm, local: LocalOptimizer | None, mechanism: Mechanism, dimension: int, cohort: float
+) -> Algorithm:
+    """Set what depends on the noise of the bound mechanism: the adaptive clip, and longer steps with an automatic local rate."""
+    if isinstance(algorithm.clip, AdaptiveClip):
+        noise = next((vote.noise for vote in mechanism.votes if vote.name == WITHIN_CLIP), 0.0)
+        share = mechanism.noise_share(dimension, cohort)
+        algorithm = replace(algorithm, clip=algorithm.clip.resolve(share, noise / cohort))
+    if isinstance(algorithm.rule, Safe) and local is not None and local.automatic:
+        algorithm = replace(algorithm, rule=replace(algorithm.rule, subtracted=NOISE_SUBTRACTED))
+    return algorithm

@@ -112,6 +112,11 @@ def quantile_for(noise_norm: float) -> float:
     return min(0.9, max(0.2, 1.0 / (1.0 + 4.0 * noise_norm)))
 
 
+MAX_NOISE_MOVE = 0.1
+"""The largest standard deviation by which noise may change the logarithm of an adaptive clip in a round. Without this limit the
+clip of a hundred clients at a small ε is a random walk over orders of magnitude, and so is the length of the steps."""
+
+
 @checked
 @dataclass(frozen=True)
 class AdaptiveClip:
@@ -122,6 +127,9 @@ class AdaptiveClip:
     count_noise is the standard deviation of the noise on the number of clients within the clip. `None` takes the larger of a
     twentieth of the cohort and 5 times the noise multiplier, which costs the update at most half a percent more noise at the same
     ε; with further votes it is `sums.default_noise`.
+
+    rate is the largest speed of the clip: noise in the count moves the logarithm of the clip by rate times that noise in every
+    round, so where it is large, the rate is lowered until this is `MAX_NOISE_MOVE`.
 
     quantile "auto", which `clip="adaptive"` uses, weighs the bias of a small clip against the noise of a large one before the
     first round, from public numbers (`quantile_for`).
@@ -156,6 +164,12 @@ class AdaptiveClip:
         moved = radius * math.exp(min(max(move, -100.0), 100.0))
         return min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
 
-    def resolve_quantile(self, noise_norm: float | None) -> AdaptiveClip:
-        """Replace an automatic quantile by a number, from z√d/M, the norm of the noise in the mean update over the clip."""
-        return replace(self, quantile=quantile_for(noise_norm or 0.0)) if self.quantile == "auto" else self
+    def resolve(self, noise_norm: float | None, count_noise: float) -> AdaptiveClip:
+        """Set what follows from public numbers: an automatic quantile, and a rate at which noise moves the clip little.
+
+        Args:
+            noise_norm: z√d/M, the norm of the noise in the mean update over the clip.
+            count_noise: the standard deviation of the noise in the released fraction of clients within the clip.
+        """
+        quantile = quantile_for(noise_norm or 0.0) if self.quantile == "auto" else self.quantile
+        return replace(self, quantile=quantile, rate=min(self.rate, MAX_NOISE_MOVE / max(count_noise, 1e-12)))

@@ -30,13 +30,16 @@ to come. At the second the easy gains are over, and the direction is that of lat
 where noise dominates the first votes. With small noise it would lower rates that are still needed."""
 LARGE_NOISE = 1.0
 """Noise is large if the norm of the noise in a round's mean update exceeds this many times the clip."""
-SHAKE = 0.6
+SHAKE = 0.5
 """The public noise of a vote on the factor, over the noise of all remaining rounds. Later rounds correct some earlier noise."""
 MAX_LOSS_DROP = 0.5
 """The largest share of its loss that a client may lose in a round. A larger drop means that it overfits: the rate is too large."""
-PRIOR_RATE, PRIOR_SPREAD, SCALE_SPREAD = 0.1, 2.0, 1.0
-"""The prior before any vote: a rate of about 0.1, within two bins; and for later votes a factor of 1, within one bin. It matters
-only where too few clients have voted."""
+PRIOR_RATE, PRIOR_SPREAD, SCALE_SPREAD = 0.2, 2.0, 1.0
+"""The prior before any vote: a rate of about 0.2, within two bins; and for later votes a factor of 1, within one bin."""
+PRIOR_WEIGHT, MAX_CORRECTION = 2 / 3, 1.0
+"""The first guess moves from the votes toward the prior by this share of their distance in bins, and by at most one bin. The best
+rate on the initial model is a poor measure of the best rate of a run: too small where clients have few labels, too large for deep
+networks whose first steps change little."""
 SAME_LOSS = 1e-6
 """A loss that changes by less than this share of itself counts as unchanged."""
 WIDTHS, PRESENT, MISFIT = (0.3, 0.5, 0.8, 1.2, 2.0), (0.25, 0.5, 0.75, 1.0), 0.05
@@ -94,13 +97,10 @@ def rate_from_votes(shares: Tensor, deviation: float) -> float:
     return grid_value(RATES, _posterior_mean(len(RATES), shares, deviation, 2.0 * math.log10(PRIOR_RATE / RATES[0])))
 
 
-def rate_for_noise(rate: float, noise_share: float) -> float:
-    """The first guess divided by √max{1, n}, where n is the norm of the noise in a round's mean update over the clip (public).
-
-    The clip follows the rate, and the noise follows the clip. Where a round's noise is longer than any update, the first rounds
-    should be short, so that the model is still useful when the clients vote on the factor.
-    """
-    return rate / math.sqrt(max(1.0, noise_share))
+def first_rate(voted: float) -> float:
+    """The rate of the first rounds: the rate of the votes, moved toward `PRIOR_RATE` by at most one bin of the grid."""
+    bins = 2.0 * PRIOR_WEIGHT * math.log10(PRIOR_RATE / voted)
+    return voted * 10.0 ** (min(max(bins, -MAX_CORRECTION), MAX_CORRECTION) / 2.0)
 
 
 def scale_rounds(rounds: int, noise_share: float = math.inf) -> tuple[int, ...]:
@@ -108,7 +108,8 @@ def scale_rounds(rounds: int, noise_share: float = math.inf) -> tuple[int, ...]:
 
     Args:
         rounds: the number of rounds of the run.
-        noise_share: n of `rate_for_noise`; without it, all rounds after which any run of this length is rescaled.
+        noise_share: n, the norm of the noise in a round's mean update over the clip (public); without it, all rounds after which
+            any run of this length is rescaled.
     """
     times = SCALE_TIMES if noise_share > LARGE_NOISE else SCALE_TIMES[:2]
     found = {max(1, round(share * rounds)) for share in times}
@@ -123,7 +124,7 @@ def shake_of(variance: float, rounds_left: int, noise_share: float) -> float:
     Args:
         variance: of a round's noise in a coordinate of the model.
         rounds_left: the number of remaining rounds.
-        noise_share: n of `rate_for_noise`.
+        noise_share: n of `scale_rounds`.
     """
     return SHAKE * math.sqrt(variance * max(0, rounds_left) / max(1.0, noise_share))
 

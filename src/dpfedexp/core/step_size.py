@@ -10,7 +10,7 @@ model, w ← w + η_g·direction, so no optimizer can skip the step size.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
@@ -134,6 +134,9 @@ FAILED_DRIFT = -2.0
 """The drift of one round, in standard deviations, below which the steps have failed. Noise alone causes that once in 44 rounds."""
 PRIOR_EVIDENCE = 10.0 / 3.0
 """A₁, which gives evidence of 2: the paper's step is trusted until the first rounds contradict it."""
+NOISE_SUBTRACTED = 0.5
+"""The share of the noise's energy that the safe step subtracts with an automatic local rate. With a share of 1 the rule would be
+infinite wherever the noise hides the mean, and only the cap would hold it."""
 EVIDENCE_TO_GROW = 2.0
 """The evidence from which the cap grows; noise alone reaches it once in 22 rounds. The cap shrinks if the evidence is negative
 (noise alone: every other round) and is unchanged in between."""
@@ -216,11 +219,15 @@ def safe(eta_g: float, cap: float) -> float:
 class Safe:
     """A rule under a cap that grows while the released means show progress and falls to 1 where they do not.
 
-    Formal guarantee: η_g is between 1 and the rule's own value, at most `FIRST_CAP` in the first round and at most 3/2 of the
+    `subtracted` is the share of the noise's energy that is subtracted from ‖c̄‖² before the rule divides by it: noise makes the
+    paper's rule say 1 where the clients' mean is far shorter. The cap still needs evidence of progress.
+
+    Formal guarantee: η_g is between 1 and the rule's value (at `subtracted`), at most `FIRST_CAP` in the first round and at most 3/2 of the
     last round's step in any other. It is computed from released values and public numbers, so it costs no privacy.
     """
 
     inner: Rule
+    subtracted: float = 0.0
 
     def init(self, w: Tensor) -> Memory:
         none = {f"step.c_bar.{ago}": torch.zeros(w.shape, dtype=torch.float32, device=w.device) for ago in (1, 2, 3)}
@@ -246,13 +253,24 @@ class Safe:
             cap, ceiling = safe_cap(tuple(steps[-count:]), ceiling, angle, progress, significance, space)
             if has_failed(angle, progress) and math.isfinite(ceiling):
                 failed = number
-        eta_g = safe(self.inner(release), cap)
+        eta_g = safe(self.inner(without_noise(release, self.subtracted)), cap)
         return eta_g, {
             "step.c_bar.1": c_bar.float(),
             "step.c_bar.2": before[0],
             "step.c_bar.3": before[1],
             "step.numbers": memory["step.numbers"].new_tensor([number, total, ceiling, failed, *steps[1:], eta_g]),
         }
+
+
+def without_noise(release: Release, share: float) -> Release:
+    """The release with c̄ shortened as if this share of the noise's energy dσ² were not in it, but never below (1 − share)·dσ²."""
+    if share == 0.0:
+        return release
+    square, energy = float(release.c_bar.double().square().sum()), release.c_bar.numel() * release.variance
+    left = max(square - share * energy, (1.0 - share) * energy)
+    if not 0.0 < left < square:
+        return release
+    return replace(release, c_bar=release.c_bar * math.sqrt(left / square))
 
 
 def rule_with_step(rule: Rule, step: Step) -> AnyRule:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dpfedexp.algorithms.probe import make_probe
 from dpfedexp.algorithms.round import State
-from dpfedexp.core.local_rate import IMPROVED, PRIOR_RATE, RATES, rate_for_noise
+from dpfedexp.core.local_rate import IMPROVED, PRIOR_RATE, RATES, first_rate
 from dpfedexp.core.step_size import Extrapolate
 from dpfedexp.core.sums import MAX_SHARE
 from dpfedexp.engine.engine import ClientEvaluation
@@ -325,14 +325,13 @@ class AdviceMonitor:
         first = self._records[0]
         if len(self._records) > 1 or not _votes_on_rate(self.plan) or not first.get("local_rate"):
             return None
-        # The record has the rate after the public division by the noise.
-        voted = first["local_rate"] / rate_for_noise(1.0, self.plan.noise_share or 0.0)
-        if RATES[0] * EDGE < voted < RATES[-1] / EDGE:
+        rate = first["local_rate"]
+        if first_rate(RATES[0] * EDGE) < rate < first_rate(RATES[-1] / EDGE):
             return None
-        inputs = "large" if voted < 1.0 else "small"
+        inputs = "large" if rate < 1.0 else "small"
         return _warning(
             "rate-at-edge",
-            f"The clients' votes put the local rate at {voted:.2g}, at the end of its grid ({RATES[0]:g} to {RATES[-1]:g}). Inputs "
+            f"The clients' votes put the local rate at the end of its grid ({RATES[0]:g} to {RATES[-1]:g}). Inputs "
             f"or targets are probably too {inputs}: scale them to values around 1, by public numbers, and train again.",
         )
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms.algorithm import resolve_clip
+from dpfedexp.algorithms.algorithm import resolve_algorithm
 from dpfedexp.algorithms.probe import Extras, bind, evaluation_count
 from dpfedexp.algorithms.round import Full, LargerCohort, Participation, larger_cohort, public_population, server_device
 from dpfedexp.core.client_metrics import ClientMetrics
@@ -146,7 +146,7 @@ def prepare(
     if asking is not None:
         scores = scores_of(task, measured_on, trainer, streams, unit)
         evaluation = ClientEvaluation(asking, scores.metrics, evaluate_every, held_out)
-    algorithm = resolve_clip(algorithm, mechanism, dimension, cohort)
+    algorithm = resolve_algorithm(algorithm, local, mechanism, dimension, cohort)
     system = SystemStreams() if secure else None
     simulation = Simulation(
         task,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpfedexp.accounting import PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms.algorithm import resolve_clip
+from dpfedexp.algorithms.algorithm import resolve_algorithm
 from dpfedexp.algorithms.probe import Extras, bind, evaluation_count, evaluation_interval
 from dpfedexp.algorithms.round import Full, Poisson, State
 from dpfedexp.core.client_metrics import ClientMetrics
@@ -200,7 +200,7 @@ class DpFedExp(Strategy):
         given = (self.participants, self.clients, sampling, rounds, self.min_reply_fraction, timeout)
         cohort = kind(grid, layout, *given, self.clients_per_node, self.tau_eta_l, config)
         return Engine(
-            resolve_clip(self.algorithm, mechanism, len(w), self.participation.expected(self.clients)),
+            resolve_algorithm(self.algorithm, self.local, mechanism, len(w), self.participation.expected(self.clients)),
             mechanism,
             self.participation,
             self.clients,
