@@ -295,7 +295,7 @@ def test_half_of_the_noises_energy_is_subtracted_and_never_more_than_half_of_it_
 def test_only_an_automatic_rate_takes_the_longer_steps():
     """They are the safe step's with half of the noise subtracted; a given rate keeps the rule of the paper's numerator."""
     for lr, subtracted in (("auto", step_size.NOISE_SUBTRACTED), (0.1, 0.0)):
-        algorithm, local = cdp_fedexp(clip="adaptive", noise_multiplier=1.0), Sgd(lr=lr)
+        algorithm, local = cdp_fedexp(clip="adaptive", noise_multiplier=1.0), Sgd(lr=lr, steps=1)
         mechanism, _, _ = bind(algorithm, local, 3, 20, Full(), 3, False)
         made = resolve_algorithm(algorithm, local, mechanism, 3, 20.0)
         assert made.rule == step_size.Safe(step_size.free, subtracted)

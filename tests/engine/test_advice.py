@@ -22,9 +22,8 @@ from dpfedexp import (
     train,
 )
 from dpfedexp.algorithms.probe import bind
-from dpfedexp.core.local_rate import IMPROVED
+from dpfedexp.core.local_rate import IMPROVED, first_rate
 from dpfedexp.data import synthetic_regression
-from dpfedexp.core.local_rate import first_rate
 from dpfedexp.engine.advice import FEW_CLIENTS, FIRST_LOOK, LARGE_EPSILON, WINDOW, AdviceMonitor, preflight
 from dpfedexp.engine.plan import (
     EPSILONS,

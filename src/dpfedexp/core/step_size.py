@@ -222,8 +222,8 @@ class Safe:
     `subtracted` is the share of the noise's energy that is subtracted from ‖c̄‖² before the rule divides by it: noise makes the
     paper's rule say 1 where the clients' mean is far shorter. The cap still needs evidence of progress.
 
-    Formal guarantee: η_g is between 1 and the rule's value (at `subtracted`), at most `FIRST_CAP` in the first round and at most 3/2 of the
-    last round's step in any other. It is computed from released values and public numbers, so it costs no privacy.
+    Formal guarantee: η_g is between 1 and the rule's value (at `subtracted`), at most `FIRST_CAP` in the first round and at most
+    3/2 of the last round's step in any other. It is computed from released values and public numbers, so it costs no privacy.
     """
 
     inner: Rule
