@@ -495,7 +495,7 @@ def facts_of(
         for name, value in run.settings.items()
         if not re.sub(r"^candidate \d+\.", "", name).startswith(follow)
     }
-    command, known = ("", "") if folder is None else (folder.command or folder.call, folder.data)
+    command, known = ("", "") if folder is None else (folder.command, folder.data)
     return RunFacts(
         run=open_run.name,
         algorithm=algorithm.name,
