@@ -18,7 +18,6 @@ from dpfedexp import (
     Sgd,
     cdp_fedexp,
     dp_fedadam,
-    dp_fedavg,
     dp_scaffold,
     fedexp,
     ldp_fedexp,
@@ -48,9 +47,11 @@ CASES = {
         dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
         {"participation": Poisson(0.4), "population": M},
     ),
-    "fixed cohort": (dp_fedavg(clip=0.3, noise_multiplier=1.0), {"participation": FixedSize(7)}),
     "budget": (PLAIN, {"budget": 12.0}),
-    "mini-batches": (fedexp(), {"local": Sgd(lr=0.02, epochs=1, batch_size=1)}),
+    "mini-batches of a fixed cohort": (
+        fedexp(),
+        {"local": Sgd(lr=0.02, epochs=1, batch_size=1), "participation": FixedSize(7)},
+    ),
 }
 MOMENTS = ["before charge", "after charge", "before checkpoint", "after checkpoint"]
 

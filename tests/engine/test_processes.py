@@ -175,7 +175,7 @@ def wait_for_first_round(began: int, process) -> None:
             time.sleep(0.0005)
 
 
-@pytest.mark.parametrize("work", [from_settings, from_a_script])
+@pytest.mark.parametrize("work", [from_a_script, *sized([], [from_settings])])
 def test_kills_at_random_moments_change_nothing(work, tmp_path, processes):
     def undisturbed(folder):
         process = processes.Process(daemon=True, target=live, args=(folder, None, work))
