@@ -177,7 +177,11 @@ class PrivateFolder:
 class SharedAnchor:
     """The anchor of a ledger that several runs may charge; its file is named by the hash of the ledger's first line."""
 
-    file: Path
+    path: Path
+
+    @property
+    def file(self) -> Path:
+        return self.path
 
     @staticmethod
     def of(first_hash: str) -> SharedAnchor:
@@ -191,11 +195,11 @@ class SharedAnchor:
 
         The mark detects an older copy of the ledger. None if this machine has no anchor of the ledger.
         """
-        return _read_if_present(self.file, read_mark)
+        return _read_if_present(self.path, read_mark)
 
     def remember(self, mark: LedgerMark) -> None:
-        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_mark(self.file, mark)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_mark(self.path, mark)
 
 
 def marks_of(run: object, first_hash: str) -> list[tuple[Path, LedgerMark]]:
