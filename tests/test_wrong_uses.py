@@ -377,7 +377,7 @@ def test_what_works_but_was_hardly_meant_is_said(name):
 def test_what_was_meant_is_not_doubted(model, loss, targets):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        warnings.simplefilter("ignore", dpfedexp.errors.AdviceWarning)
+        warnings.simplefilter("ignore", dp.errors.AdviceWarning)
         trained(model, clients(targets), loss=loss)
 
 
