@@ -97,11 +97,7 @@ MODELS = {
     "numbers as integers": (lambda: trained(federation=clients(inputs=X.long())), "was given int64", "x.float()"),
     "no return": (lambda: trained(Forgetful(3, 3)), "the model returns None; its forward must return"),
     "draws of NumPy": (lambda: trained(Gambling(3, 3)), "from NumPy or Python's random", "draw with torch.rand"),
-    "in a wrapper": (
-        lambda: trained(nn.DataParallel(nn.Linear(3, 3))),
-        "model is a DataParallel",
-        "pass model.module",
-    ),
+    "in a wrapper": (lambda: trained(nn.DataParallel(nn.Linear(3, 3))), "model is a DataParallel", "pass model.module"),
     "without numbers": (lambda: trained(nn.Linear(3, 3, device="meta")), "'meta'", "build it on the CPU"),
     "one output": (lambda: trained(nn.Linear(3, 1)), "one output for each label", "choose loss='bce'"),
 }

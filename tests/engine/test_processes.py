@@ -237,11 +237,7 @@ def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies
 
 D, M = 12, 30
 USUAL = {"local": dp.Sgd(lr=0.02, steps=3), "rounds": 3, "execution": "cpu"}
-LOOP = {
-    "local": dp.Sgd(lr=1e-6, steps=1),
-    "rounds": 2,
-    "execution": dp.Execution(device="cpu", trainer="loop"),
-}
+LOOP = {"local": dp.Sgd(lr=1e-6, steps=1), "rounds": 2, "execution": dp.Execution(device="cpu", trainer="loop")}
 SHARED = {
     "scaffold poisson": (
         dp.dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),

@@ -26,9 +26,7 @@ app = typer.Typer(
 
 
 @app.command()
-def new(
-    folder: Annotated[Path, typer.Argument(help="A new or empty folder for the app.")] = Path("."),
-) -> None:
+def new(folder: Annotated[Path, typer.Argument(help="A new or empty folder for the app.")] = Path(".")) -> None:
     """Write a small app, with three nodes' example data in data/. Its federation/task.py is the one file to change."""
     from dpfedexp.flower.app import new_app
 

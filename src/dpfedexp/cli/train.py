@@ -247,8 +247,7 @@ def init(
 
 def report(
     folder: Annotated[
-        Path,
-        typer.Argument(help="What `train`, `fit` or `demo` wrote, or a folder of runs.", show_default=False),
+        Path, typer.Argument(help="What `train`, `fit` or `demo` wrote, or a folder of runs.", show_default=False)
     ],
 ) -> None:
     """Write FOLDER/report.html: figures, tables, privacy, configuration and commands in one self-contained file."""

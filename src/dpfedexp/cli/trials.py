@@ -296,9 +296,7 @@ def section(
             f"Best first by {name_of(metric)} after the last round; mean ± standard deviation, {seeds} seeds.",
         ],
         tables=[Table("What was found", columns, rows)],
-        charts=[
-            Chart("sweep", "Over rounds", caption, [Panel(name_of(metric), "round", name_of(metric), curves)]),
-        ],
+        charts=[Chart("sweep", "Over rounds", caption, [Panel(name_of(metric), "round", name_of(metric), curves)])],
         notes=[f"Failed: {trial.label}, seed {trial.seed}: {why}" for trial, why in failed.items()],
         command=command,
     )

@@ -116,10 +116,7 @@ class OpenRun:
 
     @staticmethod
     def open(
-        description: RunDescription,
-        ledger: Ledger | Path | str | None,
-        folder: Path | None,
-        last: Checkpoint | None,
+        description: RunDescription, ledger: Ledger | Path | str | None, folder: Path | None, last: Checkpoint | None
     ) -> OpenRun:
         """Start a run, or resume the run in `folder`. The ledger is `folder/ledger.jsonl` unless another ledger is given.
 

@@ -204,13 +204,7 @@ def _task(
     return replace(task, state_check=isolation.make_state_check(task, synthetic, isolated=isolated)), synthetic
 
 
-def scores_of(
-    task: Task,
-    measured_on: Clients,
-    trainer: Trainer,
-    streams: Streams,
-    unit: int | None,
-) -> ClientScores:
+def scores_of(task: Task, measured_on: Clients, trainer: Trainer, streams: Streams, unit: int | None) -> ClientScores:
     """Build the metrics of clients from the shapes of the model's outputs, and try them once; a secure run uses synthetic rows."""
     rows = measured_on if task.synthetic is None else isolation.synthetic_clients(task, 3)
     require(
@@ -238,14 +232,7 @@ def scores_of(
 
 
 def _trainer(
-    task: Task,
-    trial: Task | None,
-    streams: Streams,
-    execution: Execution,
-    cohort: float,
-    rounds: int,
-    *,
-    fixed: bool,
+    task: Task, trial: Task | None, streams: Streams, execution: Execution, cohort: float, rounds: int, *, fixed: bool
 ) -> tuple[Trainer, int, int | None, str | None]:
     """Choose the trainer, clients per chunk, clients per batch shape in an isolated run, and a note for the user."""
     limit, isolated = parse_memory(execution.memory), trial is not None
@@ -284,8 +271,7 @@ def check_kinds(model: Any, clients: Any, local: Any, participation: Any, secure
     if isinstance(model, nn.Module):
         _check_plain(model)
     require(
-        isinstance(secure, bool) or secure == "strict",
-        f"secure is {secure!r}; it must be True, False or 'strict'.",
+        isinstance(secure, bool) or secure == "strict", f"secure is {secure!r}; it must be True, False or 'strict'."
     )
     source = "from_pandas" if hasattr(clients, "columns") else "from_clients"
     draws = participation is None or hasattr(participation, "cohort")

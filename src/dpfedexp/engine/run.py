@@ -21,7 +21,7 @@ from dpfedexp.accounting.statement import card, caveats, summary
 from dpfedexp.engine import checkpoint, outlets
 from dpfedexp.engine.checkpoint import differences, flatten
 from dpfedexp.engine.plan import Advice
-from dpfedexp.engine.plot import STEERING, figure_of, metrics_in
+from dpfedexp.engine.plot import STEERING, figure, metrics_in, run_panels
 from dpfedexp.engine.verify import CONTEXT, read_claim, recompute
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.files import finite, replace_tensors, replace_text, set_dates
@@ -126,7 +126,9 @@ class Run:
     @checked
     def plot(self) -> Figure:
         """A matplotlib figure of the metrics, the step size η_g and the clip over rounds; it needs no display."""
-        return figure_of(self.history, summary(self.privacy))
+        require(len(self.history) > 0, "the run has no rounds to plot; train for at least one round.")
+        keys = [*metrics_in(self.history), *(key for key in STEERING if key in self.history[-1])]
+        return figure(run_panels(self.history, keys), summary(self.privacy))
 
     @property
     def baselines(self) -> dict[str, float]:
