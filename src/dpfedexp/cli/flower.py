@@ -139,11 +139,10 @@ def helper_key(file: Annotated[Path, typer.Argument(help="A new file for the pri
 
 def _files_of_nodes(data: Path) -> list[Path]:
     """Return the entries of a folder, sorted by name; each one holds the data of one node."""
-    require(
-        data.is_dir(), f"data is {str(data)!r}, which is not a folder; it must hold one file or folder for each node."
-    )
+    wanted = "it must hold one file or folder for each node"
+    require(data.is_dir(), f"data is {str(data)!r}, which is not a folder; {wanted}.")
     found = sorted(path for path in data.iterdir() if not path.name.startswith("."))
-    require(bool(found), f"data is {str(data)!r}, which is empty; it must hold one file or folder for each node.")
+    require(bool(found), f"data is {str(data)!r}, which is empty; {wanted}.")
     return found
 
 
@@ -336,12 +335,8 @@ def metrics(
     from dpfedexp.flower.access import parse_address
     from dpfedexp.flower.monitor import guard_metrics, metrics_server, run_metrics
 
-    if run is not None and guard is None:
-        source = partial(run_metrics, run)
-    elif guard is not None and run is None:
-        source = partial(guard_metrics, guard)
-    else:
-        raise InputError("name a --run or a --guard; several need a process each.")
+    require((run is None) != (guard is None), "name a --run or a --guard; several need a process each.")
+    source = partial(guard_metrics, guard) if run is None else partial(run_metrics, run)
     with metrics_server(source, *parse_address(listen, "listen")) as server:
         print(f"http://{listen}/metrics and http://{listen}/healthz", flush=True)
         server.serve_forever()
