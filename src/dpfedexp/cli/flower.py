@@ -335,8 +335,12 @@ def metrics(
     from dpfedexp.flower.access import parse_address
     from dpfedexp.flower.monitor import guard_metrics, metrics_server, run_metrics
 
-    require((run is None) != (guard is None), "name a --run or a --guard; several need a process each.")
-    source = partial(guard_metrics, guard) if run is None else partial(run_metrics, run)
+    if run is not None and guard is None:
+        source = partial(run_metrics, run)
+    elif guard is not None and run is None:
+        source = partial(guard_metrics, guard)
+    else:
+        raise InputError("name a --run or a --guard; several need a process each.")
     with metrics_server(source, *parse_address(listen, "listen")) as server:
         print(f"http://{listen}/metrics and http://{listen}/healthz", flush=True)
         server.serve_forever()
