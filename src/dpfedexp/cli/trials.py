@@ -198,7 +198,7 @@ class Price:
         return [
             f"One run costs ε = {self.one:.3f} at δ = {self.delta:g} under {self.adjacency} adjacency. On the same clients the "
             f"{self.runs} runs cost ε = {self.together:.3f} together, those that failed or were stopped included, and one run "
-            f"of every setting ε = {self.settings:.3f}: picking the best of them has cost all of it.",
+            f"of every setting ε = {self.settings:.3f}. Publishing only the best run costs as much as publishing all of them.",
             *([] if self.noise_cohort is None else [larger]),
         ]
 

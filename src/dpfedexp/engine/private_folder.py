@@ -392,7 +392,7 @@ def _rows(clients: Clients) -> Iterator[torch.Tensor]:
 
 
 def _gathered(clients: Clients, some: torch.Tensor, positions: torch.Tensor) -> Iterable[torch.Tensor]:
-    """The rows of some clients, or their numbers where reading fails: the failure is private, and they count as zero."""
+    """The rows of some clients; where reading them fails, the clients' numbers instead of an error, which would be private."""
     try:
         return tree_leaves(clients.gather(some, positions, torch.device("cpu")))
     except Exception:

@@ -78,7 +78,10 @@ def world() -> int:
 
 
 def share(sizes: Tensor, number: int, of: int) -> Tensor:
-    """Positions of the clients of rank `number`: dealt out from the largest to the smallest, back and forth, for even work."""
+    """The positions of the clients that rank `number` of `of` ranks trains.
+
+    Clients are dealt out to the ranks from the largest to the smallest, back and forth, so that all ranks have about equal work.
+    """
     order = torch.argsort(sizes, stable=True, descending=True)
     place = torch.arange(len(order))
     turn = place % (2 * of)

@@ -76,9 +76,9 @@ def run_to_end(
         engine = replace(engine, run=open_run.name)
         who = (engine.participation, engine.population)
         plan = Plan.of(engine.algorithm, *who, len(engine.start), rounds, mechanism=engine.mechanism)
-        told = any(hasattr(one, "on_advice") for one in callbacks)
-        tell: Callable[[Advice], object] = partial(call_hook, callbacks, "on_advice") if told else _warn
-        advisor = Advisor(plan, description.start, tell, evaluation_precision(engine.evaluation, engine.expected))
+        heard = any(hasattr(one, "on_advice") for one in callbacks)
+        on_advice: Callable[[Advice], object] = partial(call_hook, callbacks, "on_advice") if heard else _warn
+        advisor = Advisor(plan, description.start, on_advice, evaluation_precision(engine.evaluation, engine.expected))
         facts = facts_of(open_run)
 
         def write_status(status: Status, reason: str = "", epsilon: float | None = None) -> None:
@@ -94,7 +94,7 @@ def run_to_end(
                 files.state(statement_of(open_run, RunEnd("it is not complete.")))
             write_status("running", epsilon=None if remote else epsilon)
 
-        def made(end: RunEnd) -> Run:
+        def run_so_far(end: RunEnd) -> Run:
             return Run(
                 model_of(open_run.state),
                 open_run.history,
@@ -120,10 +120,10 @@ def run_to_end(
             advisor.after(record, open_run.state)
             return stop
 
-        def written(end: RunEnd, status: Status, reason: str = "") -> Run:
+        def finish(end: RunEnd, status: Status, reason: str = "") -> Run:
             """Write and seal the results; return the run."""
             open_run.end(end.stop_source)
-            run = made(end)
+            run = run_so_far(end)
             open_run.seal(run.model)
             if files is not None:
                 files.finish(run)
@@ -149,7 +149,7 @@ def run_to_end(
             else:
                 end = RunEnd(stop.reason, stop.source)
             advisor.end(open_run.state)
-            run = written(end, "completed" if end.reason is None else "stopped")
+            run = finish(end, "completed" if end.reason is None else "stopped")
         except (Exception, KeyboardInterrupt) as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             # Any other text could hold something about the clients' data.
@@ -158,7 +158,7 @@ def run_to_end(
             end = RunEnd(None if open_run.state.round == rounds else why, "hand" if interrupted else "")
             with suppress(InputError, LedgerError, OSError):
                 write_status("failed", end.reason or why)
-                written(end, "failed", why)
+                finish(end, "failed", why)
             if not interrupted:
                 if files is not None:
                     error.add_note(f"The rounds so far are in {str(folder)!r}; {files.how_to_resume}.")
@@ -166,7 +166,7 @@ def run_to_end(
             where = "" if files is None else f"; {files.how_to_resume}"
             raise Interrupted(
                 f"interrupted after {open_run.state.round} of {rounds} rounds; this exception's `run` holds them{where}.",
-                made(end),
+                run_so_far(end),
             ) from None
     call_hook(callbacks, "on_train_end", run)
     return run
@@ -178,6 +178,7 @@ CALLER_ERROR = "of_callers_code"
 
 @contextmanager
 def _callers_code() -> Iterator[None]:
+    """Mark exceptions from the code inside with `CALLER_ERROR`."""
     try:
         yield
     except Exception as error:

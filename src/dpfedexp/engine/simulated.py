@@ -224,7 +224,7 @@ class Simulation(Cohort):
         """One row for each client of a chunk, zero for a client without rows; an isolated run may append padding rows."""
         state, number, rate = request.state, request.round, request.local_rate
 
-        def learn(who: Tensor) -> Tensor:
+        def train(who: Tensor) -> Tensor:
             correction = None
             if state.control is not None and state.client_controls is not None:
                 correction = state.control.float().to(w.device) - state.client_controls[who].to(w.device)
@@ -235,7 +235,7 @@ class Simulation(Cohort):
             improved = self.loss_after(w, rows, who, number) < self.loss_after(w, torch.zeros_like(rows), who, number)
             return torch.where(improved[:, None], rows, torch.zeros_like(rows))
 
-        return self._of_holders(learn, clients, len(w), w.device)
+        return self._of_holders(train, clients, len(w), w.device)
 
     def places(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
         """Answers to a vote, [n, bins]: ½ in the bin of the client's best rate, best scale of the rate, or update norm.
@@ -247,19 +247,19 @@ class Simulation(Cohort):
         def trained(who: Tensor, rates: Tensor) -> Tensor:
             return self.trainer(w, who, self.plan(who, BEFORE), BEFORE, None, rates)
 
-        def looked(who: Tensor, scale: float) -> Tensor:
+        def loss_around_anchor(who: Tensor, scale: float) -> Tensor:
             anchor = request.state.memory[ANCHOR].float().to(w.device)
             ways = (way.expand(len(who), -1).contiguous() for way in moves(anchor, w, request.shake, scale))
             return sum((self.loss_after(anchor, way, who, request.round) for way in ways), w.new_zeros(len(who)))
 
         def answers(who: Tensor) -> Tensor:
             if request.purpose == SCALE:
-                found = best_scale(torch.stack([looked(who, scale) for scale in SCALES]))
+                found = best_scale(torch.stack([loss_around_anchor(who, scale) for scale in SCALES]))
             elif request.purpose == CLIP:
                 found = nearest_radii(row_norms(trained(who, w.new_full((len(who),), rate))))
             else:
-                still = self.loss_after(w, w.new_zeros(len(who), len(w)), who, BEFORE)
-                found = best_rates(still, lambda rates: self.loss_after(w, trained(who, rates), who, BEFORE))
+                loss_before = self.loss_after(w, w.new_zeros(len(who), len(w)), who, BEFORE)
+                found = best_rates(loss_before, lambda rates: self.loss_after(w, trained(who, rates), who, BEFORE))
             return bin_answers(found.to(w.device), bin_count(request.purpose))
 
         return self._of_holders(answers, clients, bin_count(request.purpose), w.device)
