@@ -73,14 +73,9 @@ class Run:
         """
         files = RunFolder(folder, purpose="to save the run in")
         statement = self.privacy
-        header = {
-            "algorithm": statement.algorithm,
-            "clients": statement.clients,
-            "delta": statement.delta,
-            "simulated": statement.simulated,
-            **({} if self.facts is None else {"run": self.facts.run}),
-            **{name: value for name in CONTEXT if (value := getattr(statement, name)) is not None},
-        }
+        names = ("algorithm", "clients", "delta", "simulated", *CONTEXT)
+        header = {name: value for name in names if (value := getattr(statement, name)) is not None}
+        header |= {} if self.facts is None else {"run": self.facts.run}
         with _writing(files.path):
             _copy_ledger(files.path, self.ledger, header, checkpoint.digest(model_tensors(self.model)))
         files.facts = self.facts
@@ -323,12 +318,14 @@ class RunFolder:
         self._began = time.time()
 
     def write_config(self, settings: Settings) -> None:
-        """Write `config.toml`; raises `InputError` if the folder holds other settings."""
+        """Write `config.toml`; raises `InputError` if the folder holds another run's settings."""
         from dpfedexp.config import load
 
         path = self.path / outlets.CONFIG
         if path.exists():
-            changed = differences(_comparable(settings), _comparable(load(path)))
+            may_change: Any = {"resolved": True, "run": {"device", "chunk_size", "memory", "budget"}}
+            here, there = (one.model_dump(mode="json", exclude=may_change) for one in (settings, load(path)))
+            changed = differences(flatten(here), flatten(there))
             require(
                 not changed,
                 f"the folder {str(self.path)!r} holds another run: {changed}. Resume with its settings, or name another folder.",
@@ -405,12 +402,6 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
-
-
-def _comparable(settings: Settings) -> dict[str, Any]:
-    """The settings that must not change when a run is resumed."""
-    left_out: Any = {"resolved": True, "run": {"device", "chunk_size", "memory", "budget"}}
-    return flatten(settings.model_dump(mode="json", exclude=left_out))
 
 
 Record = dict[str, Any]
