@@ -18,7 +18,7 @@ from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import AdviceWarning, InputError, RoundFailed
 from dpfedexp.report.page import read_run, run_section
 from tests.arguments import arguments
-from tests.sizes import long
+from tests.sizes import long, sized
 
 M, ROUNDS = 60, 4
 LOCAL = dp.Sgd(lr=0.1, steps=3, max_examples=16)
@@ -56,7 +56,10 @@ def truth(run, kind, clients):
     return engine.evaluate(engine.begin(), Ledger.in_memory())
 
 
-@pytest.mark.parametrize(("make", "participation"), [(dp.dp_fedavg, None), (dp.cdp_fedexp, dp.FixedSize(30))])
+# Calibrating the noise of sampled rounds takes ten seconds.
+@pytest.mark.parametrize(
+    ("make", "participation"), [(dp.dp_fedavg, None), *sized([], [(dp.cdp_fedexp, dp.Poisson(0.5))])]
+)
 def test_all_measurements_cost_at_most_one_per_cent_of_noise_and_no_epsilon(make, participation):
     algorithm = make(clip=0.5, target_epsilon=8.0)
     given = {"local": LOCAL, "rounds": 50, "participation": participation}
