@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from dpfedexp import InputError, cdp_fedexp, dp_fedavg
+from dpfedexp import InputError, cdp_fedexp
 from dpfedexp.errors import checked
 
 PACKAGES = (
@@ -60,12 +60,6 @@ def test_a_misspelt_argument_is_named_with_the_nearest_right_one(name):
         CALLABLES[name](**{longest + "x": None})
     assert f"has no argument '{longest}x'" in str(told.value)
     assert not longest or repr(longest) in str(told.value) or "Write" in str(told.value)
-
-
-@pytest.mark.parametrize("make", [cdp_fedexp, dp_fedavg])
-def test_epsilon_is_sent_to_the_target(make):
-    with pytest.raises(InputError, match=f"{make.__name__} has no argument 'epsilon'. Write target_epsilon"):
-        make(clip=0.3, epsilon=8)
 
 
 def test_what_is_missing_twice_or_too_much_is_said():

@@ -77,12 +77,6 @@ def test_the_wheel_of_the_source_distribution_holds_every_file_of_the_package(bu
     assert "dpfedexp/py.typed" in shipped
 
 
-def test_every_folder_with_modules_is_a_package():
-    """A folder without __init__.py is not found by discovery; templates of other people's packages are the exception."""
-    folders = {path.parent for path in PACKAGE.rglob("*.py") if "template" not in path.parts}
-    assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
-
-
 def test_the_source_distribution_holds_what_a_reader_needs_in_the_version_of_the_package(built):
     with tarfile.open(built["sdist"]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

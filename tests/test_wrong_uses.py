@@ -9,22 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import dpfedexp
-from dpfedexp import (
-    AdamW,
-    EarlyStopping,
-    Execution,
-    Federation,
-    FixedSize,
-    InputError,
-    Poisson,
-    Run,
-    Sgd,
-    cdp_fedexp,
-    dp_scaffold,
-    fit,
-    train,
-)
+import dpfedexp as dp
 from dpfedexp.accounting import epsilon, noise
 from dpfedexp.cli import main
 from dpfedexp.mechanisms import privatize
@@ -44,23 +29,25 @@ RAW = (
 X, LABELS, NUMBERS, BITS = torch.randn(4, 3), torch.tensor([0, 1, 2, 0]), torch.randn(4), torch.tensor([0, 1, 1, 0])
 
 
-def clients(targets=LABELS, inputs=X) -> Federation:
-    return Federation.from_clients([(inputs, targets)] * 6)
+def clients(targets=LABELS, inputs=X) -> dp.Federation:
+    return dp.Federation.from_clients([(inputs, targets)] * 6)
 
 
 def trained(model=None, federation=None, algorithm=None, **options):
-    settings = {"local": Sgd(lr=0.1, steps=2), "rounds": 1, "execution": "cpu", **options}
-    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0) if algorithm is None else algorithm
-    return train(nn.Linear(3, 3) if model is None else model, federation or clients(), algorithm, **arguments(settings))
+    settings = {"local": dp.Sgd(lr=0.1, steps=2), "rounds": 1, "execution": "cpu", **options}
+    algorithm = dp.cdp_fedexp(clip=0.3, noise_multiplier=1.0) if algorithm is None else algorithm
+    return dp.train(
+        nn.Linear(3, 3) if model is None else model, federation or clients(), algorithm, **arguments(settings)
+    )
 
 
 def measured(**options):
     return trained(test=(X, LABELS), **options)
 
 
-def table(**options) -> Federation:
+def table(**options) -> dp.Federation:
     rows = {"user": ["a", "b", "b"], "age": [1.0, 2.0, np.nan], "city": ["x", "y", "z"], "y": [0, 1, 0]}
-    return Federation.from_pandas(rows, **{"by": "user", "target": "y", "features": ["age"], **options})
+    return dp.Federation.from_pandas(rows, **{"by": "user", "target": "y", "features": ["age"], **options})
 
 
 class Forgetful(nn.Linear):
@@ -102,7 +89,7 @@ MODELS = {
         "x[:, None]",
     ),
     "unknown word": (
-        lambda: trained(WORDS, Federation.from_clients([(torch.full((4, 3), n), LABELS) for n in range(8)])),
+        lambda: trained(WORDS, dp.Federation.from_clients([(torch.full((4, 3), n), LABELS) for n in range(8)])),
         "layer '0' (Embedding) knows the numbers from 0 to 4 and was given numbers from 0 to 7",
         "num_embeddings=8",
     ),
@@ -110,22 +97,18 @@ MODELS = {
     "numbers as integers": (lambda: trained(federation=clients(inputs=X.long())), "was given int64", "x.float()"),
     "no return": (lambda: trained(Forgetful(3, 3)), "the model returns None; its forward must return"),
     "draws of NumPy": (lambda: trained(Gambling(3, 3)), "from NumPy or Python's random", "draw with torch.rand"),
-    "in a wrapper": (
-        lambda: trained(nn.DataParallel(nn.Linear(3, 3))),
-        "model is a DataParallel",
-        "pass model.module",
-    ),
+    "in a wrapper": (lambda: trained(nn.DataParallel(nn.Linear(3, 3))), "model is a DataParallel", "pass model.module"),
     "without numbers": (lambda: trained(nn.Linear(3, 3, device="meta")), "'meta'", "build it on the CPU"),
     "one output": (lambda: trained(nn.Linear(3, 1)), "one output for each label", "choose loss='bce'"),
 }
 DATA = {
     "a list of clients": (lambda: trained(federation=[(X, LABELS)]), "clients is a list", "Federation.from_clients(…)"),
-    "no owners": (lambda: Federation.from_arrays(X, LABELS), "pass exactly one of assignment and client_ids"),
-    "too few owners": (lambda: Federation.from_arrays(X, LABELS, client_ids=[0, 1]), "2 ids and there are 4 rows"),
-    "too few targets": (lambda: Federation.from_arrays(X, LABELS[:3], [0] * 4), "4 rows and targets has 3"),
-    "inputs alone": (lambda: Federation.from_clients([X, X]), "clients[0] is a Tensor", "a pair (inputs, targets)"),
-    "ragged": (lambda: Federation.from_clients([([[1, 2], [3]], [0, 1])]), "is ragged; pass one array"),
-    "other shapes": (lambda: Federation.from_clients([(X, LABELS), (X[:, :2], LABELS)]), "all clients must agree"),
+    "no owners": (lambda: dp.Federation.from_arrays(X, LABELS), "pass exactly one of assignment and client_ids"),
+    "too few owners": (lambda: dp.Federation.from_arrays(X, LABELS, client_ids=[0, 1]), "2 ids and there are 4 rows"),
+    "too few targets": (lambda: dp.Federation.from_arrays(X, LABELS[:3], [0] * 4), "4 rows and targets has 3"),
+    "inputs alone": (lambda: dp.Federation.from_clients([X, X]), "clients[0] is a Tensor", "a pair (inputs, targets)"),
+    "ragged": (lambda: dp.Federation.from_clients([([[1, 2], [3]], [0, 1])]), "is ragged; pass one array"),
+    "other shapes": (lambda: dp.Federation.from_clients([(X, LABELS), (X[:, :2], LABELS)]), "all clients must agree"),
     "not a number": (lambda: clients(inputs=X * torch.nan), "not finite", "remove or repair"),
     "misspelt column": (lambda: table(by="usr"), "by names the column 'usr'", "Did you mean 'user'?"),
     "missing value": (lambda: table(), "column 'age' has no value in 1 of 3 rows", "drop those rows"),
@@ -137,26 +120,26 @@ DATA = {
         "add it to the list",
     ),
     "no folder": (
-        lambda: Federation.from_folder("nowhere", target="y"),
+        lambda: dp.Federation.from_folder("nowhere", target="y"),
         "no folder; give the folder that holds one file",
     ),
     "one row too few": (
-        lambda: Federation.from_arrays(X[:3], LABELS, client_ids=[0, 0, 1, 1]),
+        lambda: dp.Federation.from_arrays(X[:3], LABELS, client_ids=[0, 0, 1, 1]),
         "inputs has 3 rows and targets has 4",
     ),
     "a table as a list of clients": (
-        lambda: Federation.from_clients(pytest.importorskip("pandas").DataFrame({"user": [1]})),
+        lambda: dp.Federation.from_clients(pytest.importorskip("pandas").DataFrame({"user": [1]})),
         "clients is a DataFrame",
         "Federation.from_pandas(df, by='user', target='y')",
     ),
     "user of a table": (lambda: table(user="user"), "no argument 'user'. Write by='user'"),
     "label of a table": (lambda: table(label="y"), "no argument 'label'. Write target='label'"),
     "text targets": (
-        lambda: Federation.from_arrays(X, ["a", "b", "c", "a"], [0] * 4),
+        lambda: dp.Federation.from_arrays(X, ["a", "b", "c", "a"], [0] * 4),
         "targets has dtype <U1",
         "number the classes",
     ),
-    "too many clients": (lambda: Federation.iid(X, LABELS, clients=10), "clients is 10", "4 rows"),
+    "too many clients": (lambda: dp.Federation.iid(X, LABELS, clients=10), "clients is 10", "4 rows"),
 }
 LOSSES = {
     "misspelt": (lambda: trained(loss="mes"), "loss is 'mes', which does not exist", "Did you mean 'mse'?"),
@@ -204,7 +187,7 @@ LOSSES = {
         "one number",
     ),
     "metrics of nothing": (
-        lambda: dpfedexp.Evaluation("clients", metrics={"o": max}),
+        lambda: dp.Evaluation("clients", metrics={"o": max}),
         "Evaluation((inputs, targets), metrics=…)",
     ),
     "an evaluation that is no dict": (
@@ -219,32 +202,42 @@ OPTIMIZERS = {
         "local is torch's SGD",
         "give local=Sgd(lr=0.1, steps=10)",
     ),
-    "learning_rate": (lambda: Sgd(learning_rate=0.1, steps=2), "no argument 'learning_rate'. Write lr=0.1"),
-    "betas": (lambda: AdamW(lr=0.1, steps=2, betas=(0.9, 0.99)), "no argument 'betas'. Write beta1=0.9"),
-    "steps and epochs": (lambda: Sgd(lr=0.1, steps=2, epochs=1), "pass exactly one of them"),
-    "nesterov alone": (lambda: Sgd(lr=0.1, steps=2, nesterov=True), "without momentum; give momentum too"),
-    "schedule by name": (lambda: Sgd(lr=0.1, steps=2, schedule="cosine"), "a schedule such as CosineRate(rounds=50)"),
+    "learning_rate": (lambda: dp.Sgd(learning_rate=0.1, steps=2), "no argument 'learning_rate'. Write lr=0.1"),
+    "betas": (lambda: dp.AdamW(lr=0.1, steps=2, betas=(0.9, 0.99)), "no argument 'betas'. Write beta1=0.9"),
+    "steps and epochs": (lambda: dp.Sgd(lr=0.1, steps=2, epochs=1), "pass exactly one of them"),
+    "nesterov alone": (lambda: dp.Sgd(lr=0.1, steps=2, nesterov=True), "without momentum; give momentum too"),
+    "schedule by name": (
+        lambda: dp.Sgd(lr=0.1, steps=2, schedule="cosine"),
+        "a schedule such as CosineRate(rounds=50)",
+    ),
     "scaffold with AdamW": (
-        lambda: trained(algorithm=dp_scaffold(clip=1.0, noise_multiplier=1.0), local=AdamW(lr=0.1, steps=2)),
+        lambda: trained(algorithm=dp.dp_scaffold(clip=1.0, noise_multiplier=1.0), local=dp.AdamW(lr=0.1, steps=2)),
         "which AdamW does not have; use Sgd",
     ),
 }
 PRIVACY = {
-    "the function itself": (lambda: trained(algorithm=cdp_fedexp), "algorithm is a function", "such as cdp_fedexp(…)"),
-    "no noise": (lambda: cdp_fedexp(clip=1.0), "target_epsilon is None; pass exactly one"),
-    "epsilon": (lambda: cdp_fedexp(clip=1.0, epsilon=8.0), "no argument 'epsilon'. Write target_epsilon=8.0"),
+    "the function itself": (
+        lambda: trained(algorithm=dp.cdp_fedexp),
+        "algorithm is a function",
+        "such as cdp_fedexp(…)",
+    ),
+    "no noise": (lambda: dp.cdp_fedexp(clip=1.0), "target_epsilon is None; pass exactly one"),
+    "epsilon": (lambda: dp.cdp_fedexp(clip=1.0, epsilon=8.0), "no argument 'epsilon'. Write target_epsilon=8.0"),
     "epsilon of train": (lambda: trained(epsilon=8.0), "Write algorithm=cdp_fedexp(clip=…, target_epsilon=8.0)"),
     "negative clip": (
-        lambda: cdp_fedexp(clip=-1.0, noise_multiplier=1.0),
+        lambda: dp.cdp_fedexp(clip=-1.0, noise_multiplier=1.0),
         "clip is -1.0; it must be a positive number",
     ),
-    "delta": (lambda: cdp_fedexp(clip=1.0, target_epsilon=8.0, delta=1.0), "delta is 1.0; it must be between 0 and 1"),
+    "delta": (
+        lambda: dp.cdp_fedexp(clip=1.0, target_epsilon=8.0, delta=1.0),
+        "delta is 1.0; it must be between 0 and 1",
+    ),
     "no noise to account": (lambda: epsilon(0.0, rounds=5, delta=1e-5), "noise_multiplier is 0.0", "positive number"),
     "negative epsilon": (lambda: noise(-1.0, rounds=5, delta=1e-5), "target_epsilon is -1.0", "above 0"),
     "no clip": (lambda: privatize(torch.ones(3)), "privatize needs the argument 'clip'"),
-    "everybody twice": (lambda: Poisson(2.0), "participation rate is 2.0; it must be above 0 and at most 1"),
+    "everybody twice": (lambda: dp.Poisson(2.0), "participation rate is 2.0; it must be above 0 and at most 1"),
     "a share as a number": (lambda: trained(participation=0.1), "it must be Full(), Poisson(rate) or FixedSize(count)"),
-    "too large a cohort": (lambda: trained(participation=FixedSize(100)), "cohort is 100", "at most 6"),
+    "too large a cohort": (lambda: trained(participation=dp.FixedSize(100)), "cohort is 100", "at most 6"),
 }
 RUNS = {
     "learning rate of train": (
@@ -253,26 +246,40 @@ RUNS = {
     ),
     "half a round": (lambda: trained(rounds=2.5), "rounds is 2.5; it must be a positive whole number"),
     "gpu": (lambda: trained(device="gpu"), "device is 'gpu'; it must be a torch device such as 'cpu' or 'cuda'"),
-    "misspelled trainer": (lambda: trained(execution=Execution(trainer="vectorize")), "Did you mean 'vectorized'?"),
+    "misspelled trainer": (lambda: trained(execution=dp.Execution(trainer="vectorize")), "Did you mean 'vectorized'?"),
     "nearly secure": (lambda: trained(secure="yes"), "secure is 'yes'; it must be True, False or 'strict'"),
     "no callback": (lambda: trained(on_round="print"), "on_round is 'print'; it must be a function of one record"),
     "misspelt watch": (
-        lambda: measured(on_round=EarlyStopping("test_los")),
+        lambda: measured(on_round=dp.EarlyStopping("test_los")),
         "which is not measured. Did you mean 'test_loss'?",
     ),
     "a file as folder": (lambda: trained(out=__file__), "is a file; name a new folder with out"),
     "resume": (lambda: trained(resume=True), "train has no argument 'resume'. Write the same out"),
-    "nothing to load": (lambda: Run.load("nowhere"), "the folder 'nowhere' does not exist; pass the folder of a run"),
-    "fit with a class": (lambda: fit(nn.Linear, clients()), "model is the class Linear", "pass an instance, Linear(…)"),
-    "fit with rows": (lambda: fit(nn.Linear(3, 3), [(X, LABELS)]), "clients is a list", "Federation.from_clients(…)"),
-    "fit with target_epsilon": (lambda: fit(nn.Linear(3, 3), clients(), target_epsilon=8.0), "Write epsilon=8.0"),
+    "nothing to load": (
+        lambda: dp.Run.load("nowhere"),
+        "the folder 'nowhere' does not exist; pass the folder of a run",
+    ),
+    "fit with a class": (
+        lambda: dp.fit(nn.Linear, clients()),
+        "model is the class Linear",
+        "pass an instance, Linear(…)",
+    ),
+    "fit with rows": (
+        lambda: dp.fit(nn.Linear(3, 3), [(X, LABELS)]),
+        "clients is a list",
+        "Federation.from_clients(…)",
+    ),
+    "fit with target_epsilon": (lambda: dp.fit(nn.Linear(3, 3), clients(), target_epsilon=8.0), "Write epsilon=8.0"),
     "validation_data": (lambda: trained(validation_data=(X, LABELS)), "Write evaluate=(inputs, targets)"),
-    "test_data": (lambda: fit(nn.Linear(3, 3), clients(), test_data=(X, LABELS)), "Write evaluate=(inputs, targets)"),
+    "test_data": (
+        lambda: dp.fit(nn.Linear(3, 3), clients(), test_data=(X, LABELS)),
+        "Write evaluate=(inputs, targets)",
+    ),
     "random_state": (lambda: trained(random_state=0), "Write execution=Execution(seed=1)"),
-    "verbose": (lambda: fit(nn.Linear(3, 3), clients(), verbose=1), "Write on_round=print to see every round"),
+    "verbose": (lambda: dp.fit(nn.Linear(3, 3), clients(), verbose=1), "Write on_round=print to see every round"),
     "optimizer": (lambda: trained(optimizer="sgd"), "Write local=Sgd(lr=0.1, steps=10)"),
-    "local_steps of fit": (lambda: fit(nn.Linear(3, 3), clients(), local_steps=5), "fit chooses it", "use train("),
-    "n_rounds": (lambda: fit(nn.Linear(3, 3), clients(), n_rounds=5), "Write rounds"),
+    "local_steps of fit": (lambda: dp.fit(nn.Linear(3, 3), clients(), local_steps=5), "fit chooses it", "use train("),
+    "n_rounds": (lambda: dp.fit(nn.Linear(3, 3), clients(), n_rounds=5), "Write rounds"),
     "a plot of one metric": (lambda: measured().plot("test_loss"), "plot takes 0 arguments"),
 }
 ROOMS = {"model": MODELS, "data": DATA, "loss": LOSSES, "optimizer": OPTIMIZERS, "privacy": PRIVACY, "run": RUNS}
@@ -291,7 +298,7 @@ def test_a_wrong_use_is_answered_by_a_sentence_with_the_fix(name, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     act, *words = USES[name]
     warnings.simplefilter("ignore")
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(dp.InputError) as caught:
         act()
     check_sentence(str(caught.value), tuple(words))
 
@@ -300,18 +307,13 @@ def test_a_constructor_that_does_not_exist_gets_the_right_call():
     with pytest.raises(
         AttributeError, match=r"no attribute 'from_csv'\. Write Federation\.from_pandas\(pandas\.read_csv\("
     ):
-        _ = Federation.from_csv
-
-
-def test_a_misspelt_name_of_the_package_gets_the_right_one():
-    with pytest.raises(AttributeError, match=r"no attribute 'cdp_fedex'\. Did you mean 'cdp_fedexp'\?"):
-        _ = dpfedexp.cdp_fedex
+        _ = dp.Federation.from_csv
 
 
 def test_a_model_unlike_the_trained_one_is_named_by_its_first_difference(tmp_path):
     trained(out=tmp_path / "run")
-    with pytest.raises(InputError) as caught:
-        Run.load(tmp_path / "run", nn.Linear(3, 4))
+    with pytest.raises(dp.InputError) as caught:
+        dp.Run.load(tmp_path / "run", nn.Linear(3, 4))
     check_sentence(
         str(caught.value), ("'bias' is of shape (4,) in the model and of shape (3,)", "the same architecture")
     )
@@ -371,7 +373,7 @@ def test_what_works_but_was_hardly_meant_is_said(name):
 def test_what_was_meant_is_not_doubted(model, loss, targets):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        warnings.simplefilter("ignore", dpfedexp.errors.AdviceWarning)
+        warnings.simplefilter("ignore", dp.errors.AdviceWarning)
         trained(model, clients(targets), loss=loss)
 
 
@@ -386,6 +388,10 @@ TYPED = {
     "train run.toml --set nonsense": ("--set is 'nonsense'; it must look like algorithm.clip=0.3",),
     "train run.toml --set run.rounds=ten": ("run.rounds is 'ten'; it must be a valid integer",),
     "train run.toml --set run.loss=mes": ("'mes', which does not exist. Did you mean 'mse'?",),
+    "train run.toml --set algorithm.clip=0": ("clip is 0",),
+    "train run.toml --set data.kind=npz": ("data.path is missing",),
+    "init run.toml": ("exists",),
+    "train nothing.toml": ("'nothing.toml' does not exist",),
     "train broken.toml": ("'broken.toml' is not valid TOML", "Expected ']'"),
     "sweep run.toml --grid algorithm.clip=": ("it must look like algorithm.clip=0.1,0.3,1",),
     "sweep run.toml --grid algorithm.clip=a,b": ("algorithm.clip is 'a'; it must be a valid number or 'adaptive'",),

@@ -141,9 +141,7 @@ def _table(rows: list[Row]) -> Table:
 def _claim(row: Row, printed: float) -> Claim:
     ours = reading(row)
     return Claim(
-        f"{row.setting}, {row.algorithm}: {row.note}",
-        f"{ours:.4f} against {printed:.3f}",
-        abs(ours - printed) < 1.5e-3,
+        f"{row.setting}, {row.algorithm}: {row.note}", f"{ours:.4f} against {printed:.3f}", abs(ours - printed) < 1.5e-3
     )
 
 

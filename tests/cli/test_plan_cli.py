@@ -60,12 +60,6 @@ def test_json_holds_the_numbers_of_the_plans():
     assert [one["code"] for one in told["advice"]] == ["sampling"]
 
 
-def test_three_clients_are_told_that_it_can_not_work():
-    done = plan("-M", 3, "-d", 1000, "-e", 8, "-T", 50)
-    assert "Warning: 3 clients: client-level privacy does not work here" in done.output
-    assert "no signal" in done.output
-
-
 def test_a_runs_own_file_is_planned_with_its_own_numbers(tmp_path):
     (tmp_path / "run.toml").write_text(RUN)
     told = json.loads(plan(tmp_path / "run.toml", "-e", 1, "-T", 20, "--json").output)
@@ -75,7 +69,8 @@ def test_a_runs_own_file_is_planned_with_its_own_numbers(tmp_path):
 
 
 def test_a_larger_deployment_is_planned_with_its_own_sampling(tmp_path):
-    (tmp_path / "run.toml").write_text(f'{RUN}[participation]\nkind = "fixed"\ncount = 4\nnoise_cohort = 20\n')
+    run = RUN.replace("target_epsilon", "noise_multiplier")
+    (tmp_path / "run.toml").write_text(f'{run}[participation]\nkind = "fixed"\ncount = 4\nnoise_cohort = 20\n')
     planned = _of_file(tmp_path / "run.toml")
     assert (planned.population, planned.cohort, planned.sampling) == (200, 20, Sampling("fixed", 0.1))
 

@@ -51,22 +51,3 @@ def test_init_then_train_writes_everything_that_it_names(tmp_path, dpfedexp):
     code, said = dpfedexp("train", "my.toml", *FAST, "--set", "run.seed=5", "--out", "run")
     assert code == 2
     assert "run.seed is 5 here and 0 there" in said.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["train", "nothing.toml"], "does not exist"),
-        (["train", "my.toml", "--set", "algorithm.clipp=1"], "Did you mean 'clip'"),
-        (["train", "my.toml", "--set", "algorithm.clip=0"], "clip is 0"),
-        (["train", "my.toml", "--set", "data.kind=npz"], "data.path is missing"),
-        (["init", "my.toml"], "exists"),
-    ],
-)
-def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path, dpfedexp, arguments, words):
-    (tmp_path / "my.toml").write_text('[algorithm]\nclip = 1.0\nnoise_multiplier = 1.0\n[model]\nname = "mlp"')
-    code, said = dpfedexp(*arguments)
-    assert code == 2
-    assert words in said.err
-    assert "Traceback" not in said.err
-    assert len(said.err.strip().splitlines()) == 1

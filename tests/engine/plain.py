@@ -83,10 +83,7 @@ def cases():
     return {
         "linear": (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), values),
         "mlp": (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), vectors),
-        "cnn": (
-            nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)),
-            images,
-        ),
+        "cnn": (nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)), images),
         "groupnorm": (
             nn.Sequential(
                 nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)

@@ -5,22 +5,7 @@ import math
 import pytest
 import torch
 
-from dpfedexp import (
-    Federation,
-    FixedSize,
-    Full,
-    InputError,
-    OnAdvice,
-    Poisson,
-    Sgd,
-    cdp_fedexp,
-    dp_fedadam,
-    dp_fedavg,
-    fedavg,
-    fedexp,
-    ldp_fedexp,
-    train,
-)
+import dpfedexp as dp
 from dpfedexp.algorithms.probe import bind
 from dpfedexp.core.local_rate import IMPROVED, first_rate
 from dpfedexp.data import synthetic_regression
@@ -42,13 +27,13 @@ from tests.engine.small import Crash, crash_after
 from tests.mechanisms.local_laplace import LocalLaplace
 
 D, M = 400, 1000
-FIXED = dp_fedavg(clip=1.0, noise_multiplier=5.0)
-ADAM = dp_fedadam(clip=1.0, noise_multiplier=5.0)
-ADAPTIVE = cdp_fedexp(clip="adaptive", noise_multiplier=5.0)
+FIXED = dp.dp_fedavg(clip=1.0, noise_multiplier=5.0)
+ADAM = dp.dp_fedadam(clip=1.0, noise_multiplier=5.0)
+ADAPTIVE = dp.cdp_fedexp(clip="adaptive", noise_multiplier=5.0)
 
 
 def watch(algorithm=FIXED, **options):
-    return AdviceMonitor(Plan.of(algorithm, Full(), M, D, 50), **options)
+    return AdviceMonitor(Plan.of(algorithm, dp.Full(), M, D, 50), **options)
 
 
 def record(number, **values):
@@ -179,20 +164,20 @@ PROBLEM = synthetic_regression(200, 30, seed=0)
 
 
 def run(algorithm, lr=0.003, rounds=25, clients=PROBLEM.federation, **options):
-    given = {"local": Sgd(lr=lr, steps=10), "rounds": rounds, "execution": "cpu"} | options
-    return train(linear_regression(30), clients, algorithm, **arguments(given))
+    given = {"local": dp.Sgd(lr=lr, steps=10), "rounds": rounds, "execution": "cpu"} | options
+    return dp.train(linear_regression(30), clients, algorithm, **arguments(given))
 
 
 def test_a_healthy_run_has_nothing_to_say():
-    done = run(cdp_fedexp(clip=0.3, noise_multiplier=2.0, delta=1e-5), lr=0.02)
+    done = run(dp.cdp_fedexp(clip=0.3, noise_multiplier=2.0, delta=1e-5), lr=0.02)
     assert [one for one in done.advice if one.level == "warning" and one.code != "large-epsilon"] == []
     assert done.verdict is None
-    assert run(fedexp()).advice == ()
+    assert run(dp.fedexp()).advice == ()
 
 
 def test_a_drowned_run_warns_before_and_ends_with_its_verdict():
     with pytest.warns(AdviceWarning) as caught:
-        done = run(dp_fedavg(clip=0.01, mechanism="privunit", target_epsilon=0.2))
+        done = run(dp.dp_fedavg(clip=0.01, mechanism="privunit", target_epsilon=0.2))
     assert str(caught[0].message).startswith(("The noise hides", "There will be more noise"))
     assert done.advice[0].code in ("no-signal", "mostly-noise")
     assert done.advice[-1].code == "dead"
@@ -202,26 +187,26 @@ def test_a_drowned_run_warns_before_and_ends_with_its_verdict():
 
 def test_training_that_diverges_to_nothing_is_found():
     """Updates that are not finite count as zero, so nothing but noise is released, and an adaptive clip falls for ever."""
-    done = run(cdp_fedexp(clip="adaptive", target_epsilon=8.0), lr=1e6, rounds=40)
+    done = run(dp.cdp_fedexp(clip="adaptive", target_epsilon=8.0), lr=1e6, rounds=40)
     assert codes(done.advice)[-1] == "dead"
     assert done.history[0]["update_norm"] > 0
 
 
 def test_advice_goes_to_its_callback_and_notes_are_no_warnings(recwarn):
     heard = []
-    done = run(ldp_fedexp(clip=0.3, noise_multiplier=0.7), on_round=OnAdvice(heard.append), rounds=6)
+    done = run(dp.ldp_fedexp(clip=0.3, noise_multiplier=0.7), on_round=dp.OnAdvice(heard.append), rounds=6)
     assert heard == list(done.advice)
     assert "large-epsilon" in codes(heard)
     assert [one for one in recwarn if one.category is AdviceWarning] == []
-    with pytest.raises(InputError, match="OnAdvice is given 3; it must be a function"):
-        OnAdvice(3)
+    with pytest.raises(dp.InputError, match="OnAdvice is given 3; it must be a function"):
+        dp.OnAdvice(3)
 
 
 def test_a_resumed_run_says_what_the_whole_one_says(tmp_path):
-    clients = Federation.from_clients([(torch.ones(2, 30), torch.ones(2)) for _ in range(5)])
-    algorithm = dp_fedavg(clip=1.0, noise_multiplier=50.0)
+    clients = dp.Federation.from_clients([(torch.ones(2, 30), torch.ones(2)) for _ in range(5)])
+    algorithm = dp.dp_fedavg(clip=1.0, noise_multiplier=50.0)
     given = {"clients": clients, "rounds": 12}
-    silent = OnAdvice(lambda advice: None)
+    silent = dp.OnAdvice(lambda advice: None)
     whole = run(algorithm, on_round=silent, **given)
     with pytest.raises(Crash):
         run(algorithm, out=tmp_path, on_round=[crash_after(7), silent], **given)
@@ -235,8 +220,8 @@ MNIST = 8_186
 
 
 def plan(algorithm=None, clients=1000, dimension=MNIST, rounds=50, participation=None, **options):
-    algorithm = algorithm or cdp_fedexp(**({"clip": 0.3} | options))
-    return Plan.of(algorithm, participation or Full(), clients, dimension, rounds)
+    algorithm = algorithm or dp.cdp_fedexp(**({"clip": 0.3} | options))
+    return Plan.of(algorithm, participation or dp.Full(), clients, dimension, rounds)
 
 
 def said(*args, **options):
@@ -244,9 +229,9 @@ def said(*args, **options):
 
 
 def test_the_noise_share_is_the_formula_of_each_setting():
-    central = plan(noise_multiplier=5.0, participation=Poisson(0.25), adjacency="replace-one")
+    central = plan(noise_multiplier=5.0, participation=dp.Poisson(0.25), adjacency="replace-one")
     assert central.noise_share == pytest.approx(5.0 * math.sqrt(MNIST) / (0.25 * 1000))
-    local = plan(ldp_fedexp(clip=0.3, noise_multiplier=0.7), participation=FixedSize(250))
+    local = plan(dp.ldp_fedexp(clip=0.3, noise_multiplier=0.7), participation=dp.FixedSize(250))
     assert local.noise_share == pytest.approx(0.7 * math.sqrt(MNIST) / math.sqrt(250))
     assert local.best_signal == pytest.approx(math.sqrt(50) / local.noise_share)
 
@@ -254,23 +239,23 @@ def test_the_noise_share_is_the_formula_of_each_setting():
 @pytest.mark.parametrize(("mechanism", "clients"), [("central-gaussian", 5000), ("privunit", 50)])
 def test_the_clients_needed_are_just_enough_for_a_signal(mechanism, clients):
     given = {"clip": 1.0, "mechanism": mechanism, "target_epsilon": 2.0}
-    needed = plan(dp_fedavg(**given), clients=clients, dimension=300).clients_needed
+    needed = plan(dp.dp_fedavg(**given), clients=clients, dimension=300).clients_needed
     enough, short = (
-        plan(dp_fedavg(**given), clients=int(c), dimension=300) for c in (needed, needed - needed // 50 - 1)
+        plan(dp.dp_fedavg(**given), clients=int(c), dimension=300) for c in (needed, needed - needed // 50 - 1)
     )
     assert short.best_signal < 1 <= enough.best_signal
 
 
 def test_the_epsilon_for_a_signal_gives_one():
-    drowned = plan(dp_fedavg(clip=1.0, target_epsilon=1.0), clients=50, dimension=2000)
+    drowned = plan(dp.dp_fedavg(clip=1.0, target_epsilon=1.0), clients=50, dimension=2000)
     at = drowned.epsilon_for_signal()
     assert at > drowned.epsilon
-    heard = plan(dp_fedavg(clip=1.0, target_epsilon=at), clients=50, dimension=2000)
+    heard = plan(dp.dp_fedavg(clip=1.0, target_epsilon=at), clients=50, dimension=2000)
     assert heard.best_signal == pytest.approx(1.0, rel=1e-6)  # calibration is exact to 1e-9 in z
 
 
-LOCAL = ldp_fedexp(clip=1.0, target_epsilon=1.0)
-PRIVUNIT = dp_fedavg(clip=1.0, mechanism="privunit", target_epsilon=8.0)
+LOCAL = dp.ldp_fedexp(clip=1.0, target_epsilon=1.0)
+PRIVUNIT = dp.dp_fedavg(clip=1.0, mechanism="privunit", target_epsilon=8.0)
 LARGE = {"clients": 1000, "dimension": 11_000_000}
 MANY = {"clients": 100_000, "delta": 1e-6}
 
@@ -281,7 +266,7 @@ MANY = {"clients": 100_000, "delta": 1e-6}
         ({"noise_multiplier": 5.0}, "", ()),
         ({"noise_multiplier": 5.0, "clip": "adaptive"}, "", ()),
         ({"target_epsilon": 8.0}, "", ()),
-        ({"algorithm": fedavg(), "clients": 3}, "", ()),
+        ({"algorithm": dp.fedavg(), "clients": 3}, "", ()),
         (
             {"target_epsilon": 8.0, "clients": 3, "dimension": 1000},
             "warning: few-clients",
@@ -308,7 +293,7 @@ MANY = {"clients": 100_000, "delta": 1e-6}
         ({"target_epsilon": LARGE_EPSILON}, "", ()),
         ({"target_epsilon": LARGE_EPSILON + 1}, "warning: large-epsilon", (f"ε = {LARGE_EPSILON + 1:g}",)),
         ({"target_epsilon": 4.0, **MANY}, "note: sampling", ()),
-        ({"noise_multiplier": 5.0, **MANY, "participation": Poisson(0.5), "rounds": 2}, "", ()),
+        ({"noise_multiplier": 5.0, **MANY, "participation": dp.Poisson(0.5), "rounds": 2}, "", ()),
         ({"target_epsilon": 4.0, "clients": 1500}, "", ()),
         # Warnings come before notes.
         (
@@ -342,7 +327,7 @@ def test_the_default_delta_is_never_remarked_on():
         delta = default_delta(clients)
         assert delta <= 1e-5
         assert "delta" not in said(target_epsilon=8.0, clients=clients, delta=delta)
-    with pytest.raises(InputError, match="population is 0; it must be a positive whole number"):
+    with pytest.raises(dp.InputError, match="population is 0; it must be a positive whole number"):
         default_delta(0)
 
 
@@ -351,14 +336,16 @@ def test_sampling_is_recommended_to_a_large_population_and_costs_little_noise():
     rate = float(said(**options)["sampling"].sentence.split("(rate ")[1].split(")")[0])
     full = plan(**options)
     # A tenth more noise in the mean than with everybody is enough for the same ε.
-    sampled = plan(noise_multiplier=1.1 * rate * full.noise_multiplier, participation=Poisson(rate), **MANY)
+    sampled = plan(noise_multiplier=1.1 * rate * full.noise_multiplier, participation=dp.Poisson(rate), **MANY)
     assert sampled.noise_share == pytest.approx(1.1 * full.noise_share)
     assert sampled.epsilon < full.epsilon
-    assert "sampling" not in said(ldp_fedexp(clip=1.0, target_epsilon=4.0, delta=1e-6), clients=100_000, dimension=10)
+    assert "sampling" not in said(
+        dp.ldp_fedexp(clip=1.0, target_epsilon=4.0, delta=1e-6), clients=100_000, dimension=10
+    )
 
 
 def test_what_promises_nothing_and_what_says_nothing_about_its_noise_get_no_advice(monkeypatch):
-    unknown = plan(dp_fedavg(clip=1.0, mechanism="local-gaussian", target_epsilon=8.0))
+    unknown = plan(dp.dp_fedavg(clip=1.0, mechanism="local-gaussian", target_epsilon=8.0))
     object.__setattr__(unknown, "mechanism", LocalLaplace(1.0, MNIST, 1.0))
     assert (unknown.noise_share, unknown.best_signal, unknown.clients_needed, unknown.verdict) == (None,) * 4
     assert unknown.epsilon_for_signal() is None
@@ -372,17 +359,17 @@ def test_the_grid_has_a_row_for_each_rate_epsilon_and_number_of_rounds():
     rows = plans(1000, 20_000, delta=1e-5, epsilons=(0.01, 0.5, 4.0, 16.0), rounds=(50,))
     assert [row.verdict for row in rows] == ["no signal", "mostly noise", "noisy rounds", "clear"]
     assert [sampling_rates(count) for count in (1000, 10_000, 100_000)] == [[1.0], [1.0, 0.1], [1.0, 0.1, 0.01]]
-    with pytest.raises(InputError, match="epsilon is empty"):
+    with pytest.raises(dp.InputError, match="epsilon is empty"):
         list(plans(10, 10, delta=1e-5, epsilons=()))
-    with pytest.raises(InputError, match="dimension is 0; it must be a positive whole number"):
+    with pytest.raises(dp.InputError, match="dimension is 0; it must be a positive whole number"):
         plan(target_epsilon=8.0, dimension=0)
 
 
 def voting(clients, epsilon=2.0):
     """The plan of a run whose local rate sets itself."""
-    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=epsilon, delta=1e-5)
-    mechanism, _, _ = bind(algorithm, Sgd(lr="auto", steps=10), MNIST, clients, Full(), 50, False)
-    return Plan.of(algorithm, Full(), clients, MNIST, 50, mechanism=mechanism)
+    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=epsilon, delta=1e-5)
+    mechanism, _, _ = bind(algorithm, dp.Sgd(lr="auto", steps=10), MNIST, clients, dp.Full(), 50, False)
+    return Plan.of(algorithm, dp.Full(), clients, MNIST, 50, mechanism=mechanism)
 
 
 def test_a_rate_that_the_votes_can_not_choose_is_said_to_be_the_usual_one():

@@ -9,20 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from dpfedexp import (
-    Evaluation,
-    Execution,
-    FixedSize,
-    InputError,
-    Poisson,
-    Sgd,
-    cdp_fedexp,
-    dp_fedadam,
-    dp_fedavg,
-    dp_scaffold,
-    fedexp,
-    ldp_fedexp,
-)
+import dpfedexp as dp
 from dpfedexp.accounting import Ledger
 from dpfedexp.core import step_size
 from dpfedexp.data import synthetic_regression
@@ -37,20 +24,22 @@ from tests.optimizers import Adagrad
 
 M, D = 16, 5
 PROBLEM = synthetic_regression(M, D, seed=2)
-PLAIN = cdp_fedexp(clip=0.3, noise_multiplier=1.0)
+PLAIN = dp.cdp_fedexp(clip=0.3, noise_multiplier=1.0)
 CASES = {
     "cdp_fedexp": (PLAIN, {}),
-    "adaptive": (cdp_fedexp(clip="adaptive", target_epsilon=8.0), {}),
-    "privunit": (ldp_fedexp(clip=0.3, mechanism="privunit"), {"evaluate_every": 4}),
-    "adam": (dp_fedadam(clip=0.3, noise_multiplier=1.0), {}),
-    "a server optimizer of one's own": (replace(cdp_fedexp(clip=0.3, noise_multiplier=0.5), server=Adagrad()), {}),
+    "adaptive": (dp.cdp_fedexp(clip="adaptive", target_epsilon=8.0), {}),
+    "privunit": (dp.ldp_fedexp(clip=0.3, mechanism="privunit"), {"evaluate_every": 4}),
+    "adam": (dp.dp_fedadam(clip=0.3, noise_multiplier=1.0), {}),
+    "a server optimizer of one's own": (replace(dp.cdp_fedexp(clip=0.3, noise_multiplier=0.5), server=Adagrad()), {}),
     "sampled scaffold": (
-        dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
-        {"participation": Poisson(0.4), "population": M},
+        dp.dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
+        {"participation": dp.Poisson(0.4), "population": M},
     ),
-    "fixed cohort": (dp_fedavg(clip=0.3, noise_multiplier=1.0), {"participation": FixedSize(7)}),
     "budget": (PLAIN, {"budget": 12.0}),
-    "mini-batches": (fedexp(), {"local": Sgd(lr=0.02, epochs=1, batch_size=1)}),
+    "mini-batches of a fixed cohort": (
+        dp.fedexp(),
+        {"local": dp.Sgd(lr=0.02, epochs=1, batch_size=1), "participation": dp.FixedSize(7)},
+    ),
 }
 MOMENTS = ["before charge", "after charge", "before checkpoint", "after checkpoint"]
 
@@ -85,8 +74,8 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(name, moment, 
 
 
 def test_a_crash_in_the_middle_of_the_clients_leaves_control_variates_as_they_were(monkeypatch):
-    algorithm = dp_scaffold(clip=0.3, noise_multiplier=1.0)
-    options = {"local": Sgd(lr=0.02, steps=3), "rounds": 2, "execution": Execution(chunk_size=4)}
+    algorithm = dp.dp_scaffold(clip=0.3, noise_multiplier=1.0)
+    options = {"local": dp.Sgd(lr=0.02, steps=3), "rounds": 2, "execution": dp.Execution(chunk_size=4)}
     simulation, _ = prepare(linear_regression(D), PROBLEM.federation, algorithm, **options)
     book = Ledger.in_memory()
     state, _ = simulation.step(simulation.begin(), book)
@@ -104,14 +93,14 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_difference_named(tmp_pat
     for given, words in [
         ({"seed": 3}, "seed is 3 here and 0 there"),
         ({"rounds": 3}, "rounds is 3 here and 2 there"),
-        ({"local": Sgd(lr=0.03, steps=3)}, "local.lr is 0.03 here and 0.02 there"),
-        ({"participation": Poisson(0.5)}, "participation is 'Poisson' here and 'Full' there"),
-        ({"evaluate": Evaluation(lambda model: {}, every=2)}, "evaluate_every is 2"),
-        ({"algorithm": cdp_fedexp(clip=0.4, noise_multiplier=1.0)}, r"algorithm\.clip is 0\.4 here and 0\.3 there"),
+        ({"local": dp.Sgd(lr=0.03, steps=3)}, "local.lr is 0.03 here and 0.02 there"),
+        ({"participation": dp.Poisson(0.5)}, "participation is 'Poisson' here and 'Full' there"),
+        ({"evaluate": dp.Evaluation(lambda model: {}, every=2)}, "evaluate_every is 2"),
+        ({"algorithm": dp.cdp_fedexp(clip=0.4, noise_multiplier=1.0)}, r"algorithm\.clip is 0\.4 here and 0\.3 there"),
         ({"algorithm": replace(PLAIN, server=Adagrad())}, "server is 'Adagrad' here and 'Extrapolate' there"),
         ({"algorithm": replace(PLAIN, rule=step_size.free)}, "rule is 'dpfedexp.free' here and 'Safe' there"),
     ]:
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(dp.InputError, match=words):
             run(**({"algorithm": PLAIN, "folder": tmp_path, "rounds": 2} | given))
     with pytest.warns(UserWarning, match="holds this run, which is complete: no round is made"):
         run(PLAIN, tmp_path, rounds=2)
@@ -131,9 +120,9 @@ def test_a_resumed_run_says_so_at_the_callers_line(tmp_path):
 
 
 def test_the_chunk_size_of_the_interrupted_run_is_kept(tmp_path):
-    whole = result(run(PLAIN, tmp_path / "whole", execution=Execution(chunk_size=5)), tmp_path / "whole")
+    whole = result(run(PLAIN, tmp_path / "whole", execution=dp.Execution(chunk_size=5)), tmp_path / "whole")
     broken = tmp_path / "broken"
-    interrupted(broken, execution=Execution(chunk_size=5))
+    interrupted(broken, execution=dp.Execution(chunk_size=5))
     assert checkpoint.read_progress(broken).chunk_size == 5
     assert result(run(PLAIN, broken), broken) == whole
 
@@ -147,7 +136,7 @@ def test_a_damaged_checkpoint_is_one_sentence_and_without_it_a_seeded_run_pays_n
     text_bit = good.replace(b"noise_multiplier", b"noise_multipliar", 1)
     for bad in (b"", good[: len(good) // 2], good[:-1], bytes(tensor_bit), text_bit, b"\xff" * 64):
         path.write_bytes(bad)
-        with pytest.raises(InputError, match=r"damaged .* Restore it"):
+        with pytest.raises(dp.InputError, match=r"damaged .* Restore it"):
             run(PLAIN, tmp_path)
     path.unlink()
     again, whole = run(PLAIN, tmp_path), run(PLAIN, tmp_path / "whole")
@@ -175,7 +164,7 @@ def test_a_full_disk_is_one_sentence_and_the_last_good_state_is_kept(room, words
             most = (tmp_path / "ledger.jsonl").stat().st_size + room
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
             run(PLAIN, tmp_path)
-        except (InputError, LedgerError) as error:
+        except (dp.InputError, LedgerError) as error:
             os.write(write, str(error).encode())
         finally:
             os._exit(0)
@@ -191,7 +180,7 @@ def test_a_full_disk_is_one_sentence_and_the_last_good_state_is_kept(room, words
 
 def test_a_folder_that_can_not_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="can't be written"):
+    with pytest.raises(dp.InputError, match="can't be written"):
         run(PLAIN, tmp_path / "file" / "run")
 
 
@@ -210,7 +199,7 @@ def test_a_checkpoint_is_its_owners_only_and_a_forged_one_whose_hashes_fit_is_re
         ({"recent.0": good["recent.0"]}, "other tensors"),
     ]:
         save_file(bad, path, forged(path_content(tmp_path), bad))
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(dp.InputError, match=words):
             run(PLAIN, tmp_path)
         save_file(good, path, forged(path_content(tmp_path), good))
 
@@ -232,7 +221,7 @@ def test_a_checkpoint_that_could_not_be_read_again_is_not_written(tmp_path, monk
     state = checkpoint.state_from(kept.tensors, kept.progress.round, kept.progress.radius)
     history = [{**kept.progress.history[0], "test_text": "x" * 100}] * kept.progress.round
     monkeypatch.setattr(checkpoint, "_LARGEST_TEXT", len(json.dumps(history)))
-    with pytest.raises(InputError, match=r"can't be written: its history takes .* The one before it is kept"):
+    with pytest.raises(dp.InputError, match=r"can't be written: its history takes .* The one before it is kept"):
         checkpoint.save(tmp_path, state, replace(kept.progress, history=history))
     assert (tmp_path / CHECKPOINT).read_bytes() == before
 

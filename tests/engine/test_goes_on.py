@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Federation, Run, Sgd, Stop, dp_fedavg, dp_scaffold, train
+from dpfedexp import Federation, Run, Sgd, Stop, dp_fedavg, train
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.open_run import OpenRun
 from dpfedexp.engine.stopping import Interrupted
@@ -183,11 +183,3 @@ def test_each_of_two_runs_on_one_ledger_is_checked_by_its_own_charges_and_model(
         assert "model" not in wrong
         assert "checkpoint" not in wrong
     assert outcome(verify_run(tmp_path / "two")) == "holds"
-
-
-def test_a_scaffold_that_a_callback_stopped_goes_on(tmp_path):
-    algorithm = dp_scaffold(clip=0.5, noise_multiplier=1.0)
-    small_run(out=tmp_path, algorithm=algorithm, **STOPPED)
-    with pytest.warns(UserWarning, match="control variates were deleted"):
-        again = small_run(out=tmp_path, algorithm=algorithm)
-    assert len(again.history) == ROUNDS

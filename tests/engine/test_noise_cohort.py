@@ -6,12 +6,10 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from dpfedexp import FixedSize, Full, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.accounting.events import central_gaussian
-from dpfedexp.cli import app
 from dpfedexp.data.federation import Federation
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.runner import OF_LARGER_DEPLOYMENT, show
@@ -111,15 +109,3 @@ def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_p
     path.write_text(json.dumps(json.loads(path.read_text()) | {"noise_cohort": None, "stand_ins": None}))
     failed = {check.name for check in verify_run(tmp_path / "run") if not check.passed}
     assert {"noise_cohort", "stand_ins"} <= failed
-
-
-def test_a_file_may_ask_for_it(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text(
-        '[data]\nclients = 30\ndimension = 5\n[algorithm]\nname = "dp_fedavg"\nclip = 0.5\nnoise_multiplier = 2.0\n'
-        '[participation]\nkind = "poisson"\nrate = 0.5\nnoise_cohort = 150\n[run]\nrounds = 2\n'
-    )
-    done = CliRunner().invoke(app, ["train", str(file), "--out", str(tmp_path / "out"), "--quiet"])
-    assert done.exit_code == 0, done.output
-    assert "150 of 300 clients" in (tmp_path / "out" / "privacy.txt").read_text()
-    assert CliRunner().invoke(app, ["privacy", "verify", str(tmp_path / "out")]).exit_code == 0

@@ -5,18 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from dpfedexp import (
-    Execution,
-    Federation,
-    FixedSize,
-    InputError,
-    Poisson,
-    Sgd,
-    cdp_fedexp,
-    dp_fedavg,
-    fedavg,
-    train,
-)
+import dpfedexp as dp
 from dpfedexp.accounting import compose, gdp
 from dpfedexp.algorithms.round import Full, public_population
 from dpfedexp.config import parse
@@ -38,14 +27,14 @@ def pulled(direction):
 
 
 OTHERS = [pulled((1.0, 0.0, 0.0))] * M
-AVERAGE = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
+AVERAGE = dp.dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
 NEWCOMERS = {"opposite": pulled((-1.0, 0.0, 0.0)), "across": pulled((0.0, 1.0, 0.0)), "alike": OTHERS[0]}
 
 
 def run(clients, algorithm, **options):
-    given = {"local": Sgd(lr=0.1, steps=1), "rounds": 1}
-    given["execution"] = Execution(device="cpu", trainer="loop")
-    return train(linear_regression(D), Federation.from_clients(clients), algorithm, **arguments(given | options))
+    given = {"local": dp.Sgd(lr=0.1, steps=1), "rounds": 1}
+    given["execution"] = dp.Execution(device="cpu", trainer="loop")
+    return dp.train(linear_regression(D), dp.Federation.from_clients(clients), algorithm, **arguments(given | options))
 
 
 def quiet(monkeypatch, value=0.0):
@@ -78,9 +67,9 @@ def releases(monkeypatch, clients, algorithm, **options):
 def test_a_client_more_moves_the_released_sums_by_no_more_than_the_clip(monkeypatch, newcomer, numerator, secure):
     """With the noise patched to zero, so the movement itself is seen; with a counted divisor it was twice the clip."""
     quiet(monkeypatch)
-    clip = dataclasses.replace(cdp_fedexp(clip="adaptive", noise_multiplier=1.0).clip, initial=CLIP)
+    clip = dataclasses.replace(dp.cdp_fedexp(clip="adaptive", noise_multiplier=1.0).clip, initial=CLIP)
     given = {"clip": clip, "noise_multiplier": 1.0, "adjacency": "add-remove"}
-    algorithm = dp_fedavg(**given) if numerator is None else cdp_fedexp(numerator=numerator, **given)
+    algorithm = dp.dp_fedavg(**given) if numerator is None else dp.cdp_fedexp(numerator=numerator, **given)
     without, added = (
         releases(monkeypatch, clients, algorithm, population=M, secure=secure)
         for clients in (OTHERS, [*OTHERS, NEWCOMERS[newcomer]])
@@ -116,7 +105,7 @@ def test_the_mean_moves_by_one_standard_deviation_where_mu_is_1(monkeypatch):
 def test_a_poisson_round_divides_by_the_declared_cohort_whatever_the_draw(monkeypatch):
     """The first 29 draws are the same with one client more, so only that one can move the sum."""
     quiet(monkeypatch)
-    options = {"participation": Poisson(0.5), "population": 20}
+    options = {"participation": dp.Poisson(0.5), "population": 20}
     came = set()
     for seed in range(5):
         without, added = (
@@ -133,14 +122,14 @@ def test_a_poisson_round_divides_by_the_declared_cohort_whatever_the_draw(monkey
 def test_a_fixed_cohort_takes_whom_there_are_and_divides_by_its_own_size(monkeypatch, there):
     """Declared 12 clients and cohorts of 10; there are fewer than a cohort, fewer than declared, more than declared."""
     quiet(monkeypatch)
-    released = releases(monkeypatch, OTHERS[:there], AVERAGE, participation=FixedSize(10), population=12)
+    released = releases(monkeypatch, OTHERS[:there], AVERAGE, participation=dp.FixedSize(10), population=12)
     assert 10 * float(released.c_bar.norm()) == pytest.approx(min(there, 10) * CLIP, rel=1e-5)
 
 
 def test_a_fixed_cohort_is_charged_for_the_client_that_a_newcomer_pushes_out(monkeypatch):
     """10 that pull one way, 1 that pulls back: with the newcomer in the cohort the sum moves by 2C, which is what is charged."""
     quiet(monkeypatch)
-    options = {"participation": FixedSize(10), "population": 12}
+    options = {"participation": dp.FixedSize(10), "population": 12}
     moved = []
     for seed in range(8):
         without, added = (
@@ -154,7 +143,7 @@ def test_a_fixed_cohort_is_charged_for_the_client_that_a_newcomer_pushes_out(mon
 
 
 def test_what_is_written_names_the_declared_number_and_not_the_counted_one(tmp_path):
-    algorithm = cdp_fedexp(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
+    algorithm = dp.cdp_fedexp(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
     done = run(OTHERS, algorithm, population=1000, out=tmp_path, secure=True)
     assert done.privacy.clients == 1000
     assert done.ledger.header["clients"] == 1000
@@ -163,30 +152,30 @@ def test_what_is_written_names_the_declared_number_and_not_the_counted_one(tmp_p
 
 
 def test_add_remove_without_a_population_is_one_sentence_that_says_what_to_write():
-    with pytest.raises(InputError, match=r"population is missing.*declared and not counted.*population=1000"):
+    with pytest.raises(dp.InputError, match=r"population is missing.*declared and not counted.*population=1000"):
         run(OTHERS, AVERAGE)
     settings = parse({"algorithm": {"clip": 0.3, "noise_multiplier": 1.0, "adjacency": "add-remove"}})
-    with pytest.raises(InputError, match="population is missing"):
+    with pytest.raises(dp.InputError, match="population is missing"):
         settings.check()
     parse({**settings.model_dump(exclude_none=True), "participation": {"population": 30}}).check()
 
 
 def test_under_replace_one_the_population_is_the_number_of_clients():
-    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0)
+    algorithm = dp.dp_fedavg(clip=CLIP, noise_multiplier=1.0)
     assert run(OTHERS, algorithm).privacy.clients == run(OTHERS, algorithm, population=M).privacy.clients == M
-    with pytest.raises(InputError, match="population is 30, but the federation has 29 clients"):
+    with pytest.raises(dp.InputError, match="population is 30, but the federation has 29 clients"):
         run(OTHERS, algorithm, population=30)
-    with pytest.raises(InputError, match="population is 30"):
-        run(OTHERS, fedavg(), population=30)
+    with pytest.raises(dp.InputError, match="population is 30"):
+        run(OTHERS, dp.fedavg(), population=30)
 
 
 @pytest.mark.parametrize("wrong", [0, -3, 2.5, True, "many"])
 def test_a_population_is_a_positive_whole_number(wrong):
-    with pytest.raises(InputError, match="population is"):
+    with pytest.raises(dp.InputError, match="population is"):
         public_population("add-remove", Full(population=wrong), M)
 
 
 def test_a_fixed_cohort_of_everybody_is_refused_under_add_remove():
     """The declared number may differ from the present one: one client more would push another out at the price of a full round."""
-    with pytest.raises(InputError, match=r"cohort of 29 of 29 clients .* Full\(\)"):
-        run(OTHERS, AVERAGE, participation=FixedSize(M), population=M)
+    with pytest.raises(dp.InputError, match=r"cohort of 29 of 29 clients .* Full\(\)"):
+        run(OTHERS, AVERAGE, participation=dp.FixedSize(M), population=M)

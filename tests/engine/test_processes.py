@@ -21,20 +21,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
-from dpfedexp import (
-    Candidate,
-    Execution,
-    Federation,
-    InputError,
-    Poisson,
-    Sgd,
-    cdp_fedexp,
-    dp_scaffold,
-    fedavg,
-    fit,
-    ldp_fedexp,
-    train,
-)
+import dpfedexp as dp
 from dpfedexp.accounting import Ledger
 from dpfedexp.cli import main
 from dpfedexp.cli.train import execute
@@ -110,11 +97,11 @@ def from_settings(folder: Path) -> None:
 def from_a_script(folder: Path) -> None:
     """A script that makes a new random model whenever it is run. The rate is voted on before the first round."""
     torch.manual_seed(0 if not (folder / checkpoint.CHECKPOINT).exists() else random.SystemRandom().getrandbits(32))
-    model, work = nn.Linear(3, 1, bias=False), Sgd(lr="auto", steps=2)
-    execution = Execution(device="cpu", trainer="loop")
-    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
+    model, work = nn.Linear(3, 1, bias=False), dp.Sgd(lr="auto", steps=2)
+    execution = dp.Execution(device="cpu", trainer="loop")
+    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=8.0)
     given = {"local": work, "rounds": ROUNDS, "out": folder, "execution": execution}
-    train(model, small_federation(), algorithm, **given)
+    dp.train(model, small_federation(), algorithm, **given)
 
 
 def live(folder: Path, began=None, work=from_settings) -> None:
@@ -175,7 +162,7 @@ def wait_for_first_round(began: int, process) -> None:
             time.sleep(0.0005)
 
 
-@pytest.mark.parametrize("work", [from_settings, from_a_script])
+@pytest.mark.parametrize("work", [from_a_script, *sized([], [from_settings])])
 def test_kills_at_random_moments_change_nothing(work, tmp_path, processes):
     def undisturbed(folder):
         process = processes.Process(daemon=True, target=live, args=(folder, None, work))
@@ -249,31 +236,27 @@ def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies
 
 
 D, M = 12, 30
-USUAL = {"local": Sgd(lr=0.02, steps=3), "rounds": 3, "execution": "cpu"}
-LOOP = {
-    "local": Sgd(lr=1e-6, steps=1),
-    "rounds": 2,
-    "execution": Execution(device="cpu", trainer="loop"),
-}
+USUAL = {"local": dp.Sgd(lr=0.02, steps=3), "rounds": 3, "execution": "cpu"}
+LOOP = {"local": dp.Sgd(lr=1e-6, steps=1), "rounds": 2, "execution": dp.Execution(device="cpu", trainer="loop")}
 SHARED = {
     "scaffold poisson": (
-        dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
-        {"participation": Poisson(0.4, population=M - 1), "execution": Execution(chunk_size=3)},
+        dp.dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
+        {"participation": dp.Poisson(0.4, population=M - 1), "execution": dp.Execution(chunk_size=3)},
     ),
-    "votes": (cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
+    "votes": (dp.cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
     # So few clients at a small epsilon measure nothing but noise.
     "fit": (None, {"epsilon": 400.0, "evaluate": "clients"}),
-    "candidates": (None, {"epsilon": 400.0, "candidates": [Candidate(), Candidate(rate=0.3)]}),
+    "candidates": (None, {"epsilon": 400.0, "candidates": [dp.Candidate(), dp.Candidate(rate=0.3)]}),
     **sized(
         {},
         {
             "paper, diagnostics": (
-                cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"),
+                dp.cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"),
                 {"diagnostics": True},
             ),
-            "privunit": (ldp_fedexp(clip=0.3, mechanism="privunit"), {}),
-            "mini-batches": (fedavg(), {"local": Sgd(lr=0.1, epochs=2, batch_size=2)}),
-            "budget": (cdp_fedexp(clip=0.3, noise_multiplier=5.0), {"budget": 3.0, "rounds": 20}),
+            "privunit": (dp.ldp_fedexp(clip=0.3, mechanism="privunit"), {}),
+            "mini-batches": (dp.fedavg(), {"local": dp.Sgd(lr=0.1, epochs=2, batch_size=2)}),
+            "budget": (dp.cdp_fedexp(clip=0.3, noise_multiplier=5.0), {"budget": 3.0, "rounds": 20}),
         },
     ),
 }
@@ -283,7 +266,7 @@ def uneven():
     generator = torch.Generator().manual_seed(0)
     sizes = [1 + 2 * n % 7 for n in range(M)]
     rows = [(torch.randn(n, D, generator=generator), torch.randn(n, generator=generator)) for n in sizes]
-    return Federation.from_clients(rows)
+    return dp.Federation.from_clients(rows)
 
 
 def asking(*given, **options):
@@ -299,7 +282,9 @@ def shared_run(name):
     with patch("dpfedexp.engine.train.prepare", asking if name == "votes" else prepare):
         given = (linear_regression(D), uneven())
         run = (
-            train(*given, algorithm, **(USUAL | more)) if algorithm else fit(*given, rounds=3, execution="cpu", **more)
+            dp.train(*given, algorithm, **(USUAL | more))
+            if algorithm
+            else dp.fit(*given, rounds=3, execution="cpu", **more)
         )
     history = [{key: value for key, value in record.items() if key != "seconds"} for record in run.history]
     return {"weights": weights(run), "history": history, "stopped": run.stopped, "epsilon": run.privacy.epsilon_total}
@@ -344,12 +329,16 @@ def work(rank, at, folder):
     assert distributed.join()
     found = {name: shared_run(name) for name in SHARED}
     # One of two clients, and so one of two ranks, is remembered; the larger client is rank 0's.
-    rows = Federation.from_clients([(torch.full((4 - i, 3), 100.0 * (i + 1)), torch.zeros(4 - i, 1)) for i in range(2)])
+    rows = dp.Federation.from_clients(
+        [(torch.full((4 - i, 3), 100.0 * (i + 1)), torch.zeros(4 - i, 1)) for i in range(2)]
+    )
     failing = {
-        "failure": lambda: train(linear_regression(D), uneven(), fedavg(), evaluate=lambda m: {"x": 1 / 0}, **USUAL),
-        "remembers 0": lambda: train(Remembers(100.0), rows, fedavg(), **LOOP),
-        "remembers 1": lambda: train(Remembers(200.0), rows, fedavg(), **LOOP),
-        "interrupt": lambda: train(InterruptedHere(3, 1), rows, fedavg(), **LOOP),
+        "failure": lambda: dp.train(
+            linear_regression(D), uneven(), dp.fedavg(), evaluate=lambda m: {"x": 1 / 0}, **USUAL
+        ),
+        "remembers 0": lambda: dp.train(Remembers(100.0), rows, dp.fedavg(), **LOOP),
+        "remembers 1": lambda: dp.train(Remembers(200.0), rows, dp.fedavg(), **LOOP),
+        "interrupt": lambda: dp.train(InterruptedHere(3, 1), rows, dp.fedavg(), **LOOP),
     }
     for name, run in failing.items():
         # A rank that a heartbeat tells of the interrupt ends at once, and has nothing more to say.
@@ -435,7 +424,7 @@ def test_shares_are_a_partition_of_even_work(world):
 def test_ranks_that_do_not_know_each_other_are_told_what_is_missing(world, words, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(dp.InputError, match=words):
         distributed.join()
 
 

@@ -5,24 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import (
-    Evaluation,
-    Execution,
-    Federation,
-    FixedSize,
-    Full,
-    InputError,
-    Poisson,
-    Sgd,
-    cdp_fedexp,
-    dp_fedadam,
-    dp_fedavg,
-    dp_scaffold,
-    fedavg,
-    fedexp,
-    ldp_fedexp,
-    train,
-)
+import dpfedexp as dp
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.noise import Streams
 from dpfedexp.core.step_size import Extrapolate
@@ -38,21 +21,21 @@ from tests.optimizers import Adagrad
 
 M, D = 30, 12
 PROBLEM = synthetic_regression(M, D, seed=1)
-LOCAL = Sgd(lr=0.02, steps=3)
+LOCAL = dp.Sgd(lr=0.02, steps=3)
 ALGORITHMS = {
-    "cdp_fedexp": cdp_fedexp(clip="adaptive", noise_multiplier=1.0),
-    "cdp_fedexp paper": cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"),
-    "ldp_fedexp": ldp_fedexp(clip=0.3, noise_multiplier=0.7),
-    "naive": ldp_fedexp(clip=0.3, noise_multiplier=0.7, numerator="naive", step="paper"),
-    "privunit": ldp_fedexp(clip=0.3, mechanism="privunit"),
-    "momentum": dp_fedavg(clip=0.3, noise_multiplier=1.0, server_momentum=0.9, server_rate=0.5),
-    "dp_fedadam": dp_fedadam(clip=0.3, noise_multiplier=1.0),
-    "dp_scaffold": dp_scaffold(clip=0.3, noise_multiplier=0.7, mechanism="local-gaussian"),
-    "fedexp": fedexp(),
+    "cdp_fedexp": dp.cdp_fedexp(clip="adaptive", noise_multiplier=1.0),
+    "cdp_fedexp paper": dp.cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"),
+    "ldp_fedexp": dp.ldp_fedexp(clip=0.3, noise_multiplier=0.7),
+    "naive": dp.ldp_fedexp(clip=0.3, noise_multiplier=0.7, numerator="naive", step="paper"),
+    "privunit": dp.ldp_fedexp(clip=0.3, mechanism="privunit"),
+    "momentum": dp.dp_fedavg(clip=0.3, noise_multiplier=1.0, server_momentum=0.9, server_rate=0.5),
+    "dp_fedadam": dp.dp_fedadam(clip=0.3, noise_multiplier=1.0),
+    "dp_scaffold": dp.dp_scaffold(clip=0.3, noise_multiplier=0.7, mechanism="local-gaussian"),
+    "fedexp": dp.fedexp(),
 }
 
 
-EMPTY = replace(PROBLEM, federation=Federation.from_arrays(torch.zeros(1, D), torch.zeros(1), [[], []]))
+EMPTY = replace(PROBLEM, federation=dp.Federation.from_arrays(torch.zeros(1, D), torch.zeros(1), [[], []]))
 
 
 def run(algorithm, **options):
@@ -63,7 +46,7 @@ def run(algorithm, **options):
 def test_a_run_is_its_seeds_whatever_the_chunk_size(name):
     algorithm = ALGORITHMS[name]
     small, again, whole, other = (
-        weights(run(algorithm, seed=seed, execution=Execution(chunk_size=size)))
+        weights(run(algorithm, seed=seed, execution=dp.Execution(chunk_size=size)))
         for seed, size in ((5, 7), (5, 7), (5, M), (6, M))
     )
     assert torch.equal(small, again)
@@ -74,8 +57,8 @@ def test_a_run_is_its_seeds_whatever_the_chunk_size(name):
 def test_fedavg_is_the_mean_of_the_plain_updates_whatever_the_sizes():
     model, sampler = cases()["mlp"]
     generator = torch.Generator().manual_seed(0)
-    clients = Federation.from_clients([sampler(n, generator) for n in (1, 7, 3, 4)])
-    result = train(model, clients, fedavg(), local=Sgd(lr=0.1, steps=4), rounds=1)
+    clients = dp.Federation.from_clients([sampler(n, generator) for n in (1, 7, 3, 4)])
+    result = dp.train(model, clients, dp.fedavg(), local=dp.Sgd(lr=0.1, steps=4), rounds=1)
     deltas = [plain_update(model, *clients.client(i), lr=0.1, steps=4) for i in range(4)]
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert torch.allclose(weights(result), start + torch.stack(deltas).mean(0), atol=1e-6)
@@ -85,7 +68,7 @@ def test_fedexp_extrapolates_by_its_equation_and_averages_the_last_two_iterates(
     model = linear_regression(D)
     deltas = torch.stack([plain_update(model, *PROBLEM.federation.client(i), lr=0.02, steps=3) for i in range(M)])
     eta = float(deltas.square().sum(1).mean() / deltas.mean(0).square().sum())
-    result = run(fedexp(), rounds=1)
+    result = run(dp.fedexp(), rounds=1)
     assert result.history[0]["eta_g"] == pytest.approx(eta, rel=1e-4)
     assert torch.allclose(weights(result), 0.5 * eta * deltas.mean(0), rtol=1e-3, atol=1e-6)
 
@@ -93,7 +76,7 @@ def test_fedexp_extrapolates_by_its_equation_and_averages_the_last_two_iterates(
 def test_scaffold_can_follow_the_reports_instead(monkeypatch):
     """The second round by hand, from the reports of the first."""
     clip, lr, steps = 0.1, 0.02, 3
-    algorithm, rounds = dp_scaffold(clip=clip, mechanism="privunit", control="report"), []
+    algorithm, rounds = dp.dp_scaffold(clip=clip, mechanism="privunit", control="report"), []
 
     def randomize(self, clipped, clients, noise, original=PrivUnit.randomize):
         report = original(self, clipped, clients, noise)
@@ -101,7 +84,7 @@ def test_scaffold_can_follow_the_reports_instead(monkeypatch):
         return report
 
     monkeypatch.setattr(PrivUnit, "randomize", randomize)
-    run(algorithm, rounds=2, local=Sgd(lr=lr, steps=steps))
+    run(algorithm, rounds=2, local=dp.Sgd(lr=lr, steps=steps))
     (_, sent), (second, _) = rounds
     c, controls = -sent.mean(0) / (steps * lr), -sent / (steps * lr)
     model = linear_regression(D)
@@ -117,7 +100,7 @@ def test_scaffold_can_follow_the_reports_instead(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("make", "numerators"), [(cdp_fedexp, ("free", "paper")), (ldp_fedexp, ("free", "paper", "naive"))]
+    ("make", "numerators"), [(dp.cdp_fedexp, ("free", "paper")), (dp.ldp_fedexp, ("free", "paper", "naive"))]
 )
 def test_the_rules_move_alike_where_noise_vanishes(make, numerators):
     first, *others = (weights(run(make(clip=0.3, noise_multiplier=1e-9, numerator=n))) for n in numerators)
@@ -125,8 +108,8 @@ def test_the_rules_move_alike_where_noise_vanishes(make, numerators):
 
 
 def test_a_poisson_round_without_any_client_releases_noise_and_goes_on():
-    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0, adjacency="add-remove")
-    given = {"local": LOCAL, "rounds": 2, "participation": Poisson(1e-6, population=M)}
+    algorithm = dp.cdp_fedexp(clip=0.3, noise_multiplier=1.0, adjacency="add-remove")
+    given = {"local": LOCAL, "rounds": 2, "participation": dp.Poisson(1e-6, population=M)}
     simulation, _ = prepare(linear_regression(D), PROBLEM.federation, algorithm, **given)
     state = simulation.begin()
     for _ in range(2):
@@ -137,9 +120,9 @@ def test_a_poisson_round_without_any_client_releases_noise_and_goes_on():
 def test_one_bad_client_does_not_spoil_a_round():
     x, y = torch.randn(20, 4, D), torch.randn(20, 4)
     x[3] = math.nan
-    clients = Federation.from_clients([(x[i], y[i]) for i in range(20)], finite=False)
-    for algorithm in (cdp_fedexp(clip=0.3, noise_multiplier=1.0), fedavg()):
-        result = train(linear_regression(D), clients, algorithm, local=LOCAL, rounds=2)
+    clients = dp.Federation.from_clients([(x[i], y[i]) for i in range(20)], finite=False)
+    for algorithm in (dp.cdp_fedexp(clip=0.3, noise_multiplier=1.0), dp.fedavg()):
+        result = dp.train(linear_regression(D), clients, algorithm, local=LOCAL, rounds=2)
         assert bool(torch.isfinite(weights(result)).all())
 
 
@@ -147,17 +130,17 @@ def test_empty_clients_send_a_zero_update_and_count():
     generator = torch.Generator().manual_seed(0)
     data = [(torch.randn(3, D, generator=generator), torch.randn(3, generator=generator)) for _ in range(4)]
     empty = (torch.zeros(0, D), torch.zeros(0))
-    with_empty = Federation.from_clients([data[0], empty, *data[1:], empty])
+    with_empty = dp.Federation.from_clients([data[0], empty, *data[1:], empty])
     options = {"local": LOCAL, "rounds": 1}
-    full = train(linear_regression(D), Federation.from_clients(data), fedavg(), **options)
-    thin = train(linear_regression(D), with_empty, fedavg(), **options)
+    full = dp.train(linear_regression(D), dp.Federation.from_clients(data), dp.fedavg(), **options)
+    thin = dp.train(linear_regression(D), with_empty, dp.fedavg(), **options)
     assert torch.allclose(weights(thin) * 6, weights(full) * 4, atol=1e-6)
-    for algorithm in (ldp_fedexp(clip=0.3, mechanism="privunit"), dp_scaffold(clip=0.3, noise_multiplier=1.0)):
-        assert len(train(linear_regression(D), with_empty, algorithm, **options).history) == 1
+    for algorithm in (dp.ldp_fedexp(clip=0.3, mechanism="privunit"), dp.dp_scaffold(clip=0.3, noise_multiplier=1.0)):
+        assert len(dp.train(linear_regression(D), with_empty, algorithm, **options).history) == 1
 
 
 def test_epsilon_so_far_grows_to_the_total_and_per_round_is_below():
-    result = run(cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=10, diagnostics=True)
+    result = run(dp.cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=10, diagnostics=True)
     assert "nonprivate_" in result.privacy.text
     series = [record["epsilon_total"] for record in result.history]
     assert series == sorted(series)
@@ -166,60 +149,63 @@ def test_epsilon_so_far_grows_to_the_total_and_per_round_is_below():
 
 
 def test_a_budget_stops_before_the_round_that_would_exceed_it():
-    result = run(cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=50, budget=5.0)
+    result = run(dp.cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=50, budget=5.0)
     assert 0 < len(result.history) < 50
     assert result.privacy.epsilon_total <= 5.0
     assert "budget" in result.stopped
-    more = run(cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=len(result.history) + 1)
+    more = run(dp.cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=len(result.history) + 1)
     assert more.privacy.epsilon_total > 5.0
 
 
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: cdp_fedexp(clip=0.0, noise_multiplier=1.0), "clip is 0"),
-        (lambda: cdp_fedexp(clip=math.nan, noise_multiplier=1.0), "clip is nan"),
-        (lambda: cdp_fedexp(clip=1.0, noise_multiplier=-1.0), "noise_multiplier is -1"),
-        (lambda: cdp_fedexp(clip=1.0, noise_multiplier=1.0, target_epsilon=1.0), "exactly one"),
-        (lambda: cdp_fedexp(clip=1.0, noise_multiplier=1.0, delta=2.0), "delta is 2"),
-        (lambda: cdp_fedexp(clip="adaptiv", noise_multiplier=1.0), "adaptiv"),
-        (lambda: cdp_fedexp(clip=1.0, noise_multiplier=1.0, numerator="fre"), "Did you mean 'free'"),
-        (lambda: dp_fedavg(clip=1.0, noise_multiplier=1.0, mechanism="central"), "Did you mean 'central-gaussian'"),
-        (lambda: dp_fedavg(clip=1.0, noise_multiplier=1.0, adjacency="add"), "adjacency"),
-        (lambda: ldp_fedexp(clip="adaptive", noise_multiplier=1.0), "central-gaussian"),
-        (lambda: ldp_fedexp(clip=1.0, noise_multiplier=1.0, adjacency="add-remove"), "replace-one"),
-        (lambda: ldp_fedexp(clip=1.0, mechanism="privunit", numerator="free"), "at no cost"),
-        (lambda: Sgd(lr=0.0, steps=1), "lr is 0"),
-        (lambda: Sgd(lr="fast", steps=1), "lr is 'fast'"),
-        (lambda: Sgd(lr=0.1), "exactly one"),
-        (lambda: Sgd(lr=0.1, steps=0), "steps is 0"),
-        (lambda: Sgd(lr=0.1, steps=1, max_examples="64"), "max_examples is '64'"),
-        (lambda: Sgd(lr=0.1, steps=1, proximal="a"), "proximal is 'a'"),
-        (lambda: Poisson(0.0), "rate is 0"),
-        (lambda: FixedSize(0), "cohort is 0"),
-        (lambda: run(fedavg(), participation=FixedSize(31)), "at most 30"),
-        (lambda: run(fedavg(), rounds=True), "rounds is True"),
-        (lambda: run(fedavg(), execution=Execution(chunk_size=True)), "chunk_size is True"),
-        (lambda: run(fedavg(), budget="8"), "budget is '8'"),
-        (lambda: run(fedavg(), evaluate=Evaluation("clients", every="2")), "every is '2'"),
-        (lambda: run(fedavg(), evaluate=torch.zeros(3, 4)), "evaluate is a Tensor; it must be a pair"),
-        (lambda: run(fedavg(), local={"lr": 0.1}), r"local is a dict; it must be what a client does, such as Sgd\("),
-        (lambda: run(fedavg(), participation=0.5), r"participation is a float; it must be Full\(\)"),
+        (lambda: dp.cdp_fedexp(clip=0.0, noise_multiplier=1.0), "clip is 0"),
+        (lambda: dp.cdp_fedexp(clip=math.nan, noise_multiplier=1.0), "clip is nan"),
+        (lambda: dp.cdp_fedexp(clip=1.0, noise_multiplier=-1.0), "noise_multiplier is -1"),
+        (lambda: dp.cdp_fedexp(clip=1.0, noise_multiplier=1.0, target_epsilon=1.0), "exactly one"),
+        (lambda: dp.cdp_fedexp(clip=1.0, noise_multiplier=1.0, delta=2.0), "delta is 2"),
+        (lambda: dp.cdp_fedexp(clip="adaptiv", noise_multiplier=1.0), "adaptiv"),
+        (lambda: dp.cdp_fedexp(clip=1.0, noise_multiplier=1.0, numerator="fre"), "Did you mean 'free'"),
+        (lambda: dp.dp_fedavg(clip=1.0, noise_multiplier=1.0, mechanism="central"), "Did you mean 'central-gaussian'"),
+        (lambda: dp.dp_fedavg(clip=1.0, noise_multiplier=1.0, adjacency="add"), "adjacency"),
+        (lambda: dp.ldp_fedexp(clip="adaptive", noise_multiplier=1.0), "central-gaussian"),
+        (lambda: dp.ldp_fedexp(clip=1.0, noise_multiplier=1.0, adjacency="add-remove"), "replace-one"),
+        (lambda: dp.ldp_fedexp(clip=1.0, mechanism="privunit", numerator="free"), "at no cost"),
+        (lambda: dp.Sgd(lr=0.0, steps=1), "lr is 0"),
+        (lambda: dp.Sgd(lr="fast", steps=1), "lr is 'fast'"),
+        (lambda: dp.Sgd(lr=0.1), "exactly one"),
+        (lambda: dp.Sgd(lr=0.1, steps=0), "steps is 0"),
+        (lambda: dp.Sgd(lr=0.1, steps=1, max_examples="64"), "max_examples is '64'"),
+        (lambda: dp.Sgd(lr=0.1, steps=1, proximal="a"), "proximal is 'a'"),
+        (lambda: dp.Poisson(0.0), "rate is 0"),
+        (lambda: dp.FixedSize(0), "cohort is 0"),
+        (lambda: run(dp.fedavg(), participation=dp.FixedSize(31)), "at most 30"),
+        (lambda: run(dp.fedavg(), rounds=True), "rounds is True"),
+        (lambda: run(dp.fedavg(), execution=dp.Execution(chunk_size=True)), "chunk_size is True"),
+        (lambda: run(dp.fedavg(), budget="8"), "budget is '8'"),
+        (lambda: run(dp.fedavg(), evaluate=dp.Evaluation("clients", every="2")), "every is '2'"),
+        (lambda: run(dp.fedavg(), evaluate=torch.zeros(3, 4)), "evaluate is a Tensor; it must be a pair"),
+        (lambda: run(dp.fedavg(), local={"lr": 0.1}), r"local is a dict; it must be what a client does, such as Sgd\("),
+        (lambda: run(dp.fedavg(), participation=0.5), r"participation is a float; it must be Full\(\)"),
         (lambda: run("fedavg"), "algorithm is a str"),
-        (lambda: run(fedavg(), secure="Strict"), "secure is 'Strict'; it must be True, False or 'strict'"),
-        (lambda: run(fedavg(), secure=1), "secure is 1; it must be True, False or 'strict'"),
-        (lambda: run(fedavg(), secure=True, diagnostics=True), "diagnostics is True in a secure run"),
-        (lambda: dp_scaffold(clip=0.3, noise_multiplier=1.0, control="report"), "only in a local setting"),
-        (lambda: dp_scaffold(clip=0.3, noise_multiplier=1.0, control="reports"), "'update' or 'report'"),
-        (lambda: Federation.from_clients([(torch.full((1, 2), math.nan), torch.zeros(1))]), "NaN|finite"),
-        (lambda: regression_run(EMPTY, fedavg()), "empty"),
-        (lambda: run(fedavg(), seed=-1), "seed is -1"),
-        (lambda: run(dp_scaffold(clip=1.0, noise_multiplier=1.0), local=Sgd(lr=0.1, epochs=1, batch_size=2)), "steps"),
-        (lambda: dp_fedadam(clip=1.0, noise_multiplier=1.0, server_rate=0.0), "server rate is 0"),
+        (lambda: run(dp.fedavg(), secure="Strict"), "secure is 'Strict'; it must be True, False or 'strict'"),
+        (lambda: run(dp.fedavg(), secure=1), "secure is 1; it must be True, False or 'strict'"),
+        (lambda: run(dp.fedavg(), secure=True, diagnostics=True), "diagnostics is True in a secure run"),
+        (lambda: dp.dp_scaffold(clip=0.3, noise_multiplier=1.0, control="report"), "only in a local setting"),
+        (lambda: dp.dp_scaffold(clip=0.3, noise_multiplier=1.0, control="reports"), "'update' or 'report'"),
+        (lambda: dp.Federation.from_clients([(torch.full((1, 2), math.nan), torch.zeros(1))]), "NaN|finite"),
+        (lambda: regression_run(EMPTY, dp.fedavg()), "empty"),
+        (lambda: run(dp.fedavg(), seed=-1), "seed is -1"),
+        (
+            lambda: run(dp.dp_scaffold(clip=1.0, noise_multiplier=1.0), local=dp.Sgd(lr=0.1, epochs=1, batch_size=2)),
+            "steps",
+        ),
+        (lambda: dp.dp_fedadam(clip=1.0, noise_multiplier=1.0, server_rate=0.0), "server rate is 0"),
     ],
 )
 def test_wrong_input_is_one_sentence_that_names_the_field(make, named):
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(dp.InputError, match=named):
         make()
 
 
@@ -228,7 +214,7 @@ def test_frozen_parameters_and_the_users_own_model_stay_as_they_were():
     model[0].requires_grad_(False)
     start = [parameter.clone() for parameter in model.parameters()]
     given = {"local": LOCAL, "rounds": 1}
-    result = train(model, PROBLEM.federation, cdp_fedexp(clip=1.0, noise_multiplier=1.0), **given)
+    result = dp.train(model, PROBLEM.federation, dp.cdp_fedexp(clip=1.0, noise_multiplier=1.0), **given)
     assert torch.equal(result.model[0].weight, model[0].weight)
     assert all(torch.equal(now, before) for now, before in zip(model.parameters(), start, strict=True)), (
         "the user's own"
@@ -236,7 +222,7 @@ def test_frozen_parameters_and_the_users_own_model_stay_as_they_were():
     assert not torch.equal(result.model[1].weight, model[1].weight)
 
 
-@pytest.mark.parametrize("participation", [Full(), FixedSize(12), Poisson(0.4)])
+@pytest.mark.parametrize("participation", [dp.Full(), dp.FixedSize(12), dp.Poisson(0.4)])
 def test_scaffold_follows_its_equations_with_the_clipped_update(participation, monkeypatch):
     """The server's control keeps 1 − share of itself, which shows in the model from the third round on."""
     cohorts, clip, lr, steps, kind = [], 0.1, 0.02, 3, type(participation)
@@ -247,9 +233,9 @@ def test_scaffold_follows_its_equations_with_the_clipped_update(participation, m
 
     monkeypatch.setattr(kind, "cohort", cohort)
     # So little noise that the model is the equations' own to float32 rounding.
-    algorithm = dp_scaffold(clip=clip, noise_multiplier=1e-7)
-    result = run(algorithm, local=Sgd(lr=lr, steps=steps), participation=participation, rounds=5)
-    share = 1.0 if kind is Full else 0.4
+    algorithm = dp.dp_scaffold(clip=clip, noise_multiplier=1e-7)
+    result = run(algorithm, local=dp.Sgd(lr=lr, steps=steps), participation=participation, rounds=5)
+    share = 1.0 if kind is dp.Full else 0.4
     model = linear_regression(D)
     w, c, controls = torch.zeros(D), torch.zeros(D), torch.zeros(M, D)
     assert len(cohorts) == 5
@@ -280,7 +266,7 @@ def test_draws_ahead_are_the_sources_own():
 
 
 def test_a_run_that_draws_ahead_is_the_same_run(monkeypatch):
-    algorithm, started = cdp_fedexp(clip=0.3, noise_multiplier=1.0), []
+    algorithm, started = dp.cdp_fedexp(clip=0.3, noise_multiplier=1.0), []
     plain = weights(run(algorithm))
 
     def ahead(noise, width, device):
@@ -298,7 +284,7 @@ def test_a_run_that_draws_ahead_is_the_same_run(monkeypatch):
 
 def test_the_first_move_is_the_step_size_times_the_direction_of_ones_own():
     """The means are released before the server looks at them, so the move of plain FedEXP says what was released."""
-    plain, ours = (run(replace(fedexp(), average_last=1, server=s), rounds=1) for s in (Extrapolate(), Adagrad(0.5)))
+    plain, ours = (run(replace(dp.fedexp(), average_last=1, server=s), rounds=1) for s in (Extrapolate(), Adagrad(0.5)))
     eta_g = plain.history[0]["eta_g"]
     assert eta_g == ours.history[0]["eta_g"] > 1.5
     mean = weights(plain) / eta_g

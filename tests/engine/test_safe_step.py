@@ -40,8 +40,7 @@ def error(algorithm, spread, d, count):
 
 
 @pytest.mark.parametrize(
-    ("spread", "d", "count"),
-    [(0.5, 5, 300), *sized([], [(0.25, 20, 200), (0.5, 20, 1000), (1.0, 50, 500)])],
+    ("spread", "d", "count"), [(0.5, 5, 300), *sized([], [(0.25, 20, 200), (0.5, 20, 1000), (1.0, 50, 500)])]
 )
 def test_where_clients_disagree_the_safe_step_is_as_good_as_fedavg_and_the_papers_ten_times_worse(spread, d, count):
     """Three spreads and these four pairs of d and M were tried, with three seeds each, and none was left out for its result.

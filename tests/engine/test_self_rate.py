@@ -7,18 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import (
-    Federation,
-    InputError,
-    Poisson,
-    Sgd,
-    cdp_fedexp,
-    dp_fedavg,
-    dp_scaffold,
-    fedavg,
-    ldp_fedexp,
-    train,
-)
+import dpfedexp as dp
 from dpfedexp.accounting import Ledger, compose
 from dpfedexp.algorithms.algorithm import with_aggregation
 from dpfedexp.algorithms.probe import UPDATE, bind, extra_releases, make_probe
@@ -34,9 +23,9 @@ from tests.engine.small import Crash, crash_in
 from tests.optimizers import AdamW
 from tests.sizes import sized
 
-AUTO = Sgd(lr="auto", steps=3, max_examples=8)
-ADAPTIVE = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
-FIXED = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
+AUTO = dp.Sgd(lr="auto", steps=3, max_examples=8)
+ADAPTIVE = dp.cdp_fedexp(clip="adaptive", target_epsilon=8.0)
+FIXED = dp.cdp_fedexp(clip=0.3, noise_multiplier=2.0)
 D = 5
 
 
@@ -49,12 +38,12 @@ def regression(clients, seed=0, spread=0.0):
         x = torch.randn(8, D, generator=generator)
         own = truth + spread * torch.randn(D, generator=generator)
         rows.append((x, x @ own + 0.3 * torch.randn(8, generator=generator)))
-    return Federation.from_clients(rows)
+    return dp.Federation.from_clients(rows)
 
 
 def run(clients, algorithm=ADAPTIVE, *, local=AUTO, rounds=4, **options):
     given = {"local": local, "rounds": rounds} | options
-    return train(linear_regression(D), clients, algorithm, **arguments(given))
+    return dp.train(linear_regression(D), clients, algorithm, **arguments(given))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +54,7 @@ def clients():
 CASES = {
     "everybody": ({}, {}),
     "add-remove": ({"adjacency": "add-remove"}, {"population": 120}),
-    **sized({}, {"poisson": ({}, {"participation": Poisson(0.3)})}),
+    **sized({}, {"poisson": ({}, {"participation": dp.Poisson(0.3)})}),
     "strict": ({}, {"secure": "strict"}),
     "two-party": ({}, {"two_party": True, "secure": True}),
 }
@@ -74,7 +63,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with_them(name):
     settings, options = CASES[name][0], dict(CASES[name][1])
-    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0, **settings)
+    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=8.0, **settings)
     if options.pop("two_party", False):
         algorithm = with_aggregation(algorithm, "two-party")
     made = run(regression(24 if "secure" in options else 120), algorithm, rounds=2, **options)
@@ -96,7 +85,7 @@ def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with
 @pytest.mark.parametrize(("epsilon", "dimension", "most"), [(1.0, 100, 1.02), (16.0, 100, 1.02), (1.0, 10_000, 1.025)])
 def test_rate_clip_and_their_votes_together_cost_a_cohort_of_1000_little_noise(epsilon, dimension, most):
     """At most 2%, and 2.5% with large noise, where the rate's scale is voted on once more."""
-    adaptive, fixed = (cdp_fedexp(clip=clip, target_epsilon=epsilon) for clip in ("adaptive", 1.0))
+    adaptive, fixed = (dp.cdp_fedexp(clip=clip, target_epsilon=epsilon) for clip in ("adaptive", 1.0))
     everything, probe, _ = bind(adaptive, AUTO, dimension, 1000, Full(), 50, False)
     nothing = fixed.bind(dimension, 1000.0, Full().sampling(1000), 50)
     assert len(probe.scale_rounds) == (2 if dimension == 100 else 3)
@@ -107,7 +96,7 @@ def test_rate_clip_and_their_votes_together_cost_a_cohort_of_1000_little_noise(e
 def test_with_large_noise_the_scale_is_voted_on_once_more_and_the_target_is_spent_either_way(
     clients, epsilon, rounds, tmp_path
 ):
-    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=epsilon)
+    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=epsilon)
     made = run(regression(clients), algorithm, rounds=3, out=tmp_path / "run")
     assert [entry.round for entry in made.ledger.entries if entry.event.question == "rate scale"] == rounds
     assert made.privacy.epsilon_total == pytest.approx(epsilon, rel=1e-6)
@@ -150,18 +139,18 @@ def test_a_run_that_is_interrupted_after_the_votes_or_later_ends_as_if_it_had_no
 
 def test_what_cannot_vote_is_refused_with_its_sentence(clients, monkeypatch):
     for algorithm, sentence in (
-        (ldp_fedexp(clip=0.5, noise_multiplier=1.0), "the noise on one client.s answer would be larger"),
-        (ldp_fedexp(clip=0.5, mechanism="privunit"), "the noise on one client.s answer would be larger"),
-        (dp_scaffold(clip=0.5, noise_multiplier=1.0), "only a run can choose; give a number"),
+        (dp.ldp_fedexp(clip=0.5, noise_multiplier=1.0), "the noise on one client.s answer would be larger"),
+        (dp.ldp_fedexp(clip=0.5, mechanism="privunit"), "the noise on one client.s answer would be larger"),
+        (dp.dp_scaffold(clip=0.5, noise_multiplier=1.0), "only a run can choose; give a number"),
     ):
-        with pytest.raises(InputError, match=sentence):
+        with pytest.raises(dp.InputError, match=sentence):
             run(clients, algorithm)
 
 
 def test_a_client_whose_loss_rose_sends_nothing_and_says_so():
     """At rate 10 the steps diverge on every client but the one whose inputs are small."""
     rows = [(torch.ones(4, D), torch.ones(4)) for _ in range(5)] + [(0.1 * torch.ones(4, D), torch.ones(4))]
-    simulation, _ = prepare(linear_regression(D), Federation.from_clients(rows), fedavg(), local=AUTO, rounds=1)
+    simulation, _ = prepare(linear_regression(D), dp.Federation.from_clients(rows), dp.fedavg(), local=AUTO, rounds=1)
     state = simulation.begin()
     state = replace(state, memory={**state.memory, LOCAL_RATE: torch.full_like(state.memory[LOCAL_RATE], 10.0)})
     everybody, request = torch.arange(6), Request(UPDATE, 1, state, simulation.mechanism)
@@ -176,7 +165,7 @@ def test_a_client_whose_loss_rose_sends_nothing_and_says_so():
 
 @pytest.mark.parametrize(
     ("local", "algorithm"),
-    [(AdamW(lr="auto", steps=3), fedavg()), *sized([], [(AUTO, dp_fedavg(clip="adaptive", target_epsilon=8.0))])],
+    [(AdamW(lr="auto", steps=3), dp.fedavg()), *sized([], [(AUTO, dp.dp_fedavg(clip="adaptive", target_epsilon=8.0))])],
 )
 def test_the_rate_ends_where_the_best_of_a_grid_is(clients, local, algorithm):
     """Without any starting value the loss is within a tenth of the start's of the best of a grid, for any optimizer."""
@@ -193,10 +182,10 @@ def test_the_rate_ends_where_the_best_of_a_grid_is(clients, local, algorithm):
 
 
 def test_few_clients_do_not_fail_and_fall_back_to_the_usual_rate():
-    made = run(regression(5), cdp_fedexp(clip="adaptive", target_epsilon=2.0), rounds=3)
+    made = run(regression(5), dp.cdp_fedexp(clip="adaptive", target_epsilon=2.0), rounds=3)
     assert 0.02 <= made.history[0]["local_rate"] <= 0.5
     assert all(bool(p.isfinite().all()) for p in made.model.parameters())
-    assert RATES[0] <= run(regression(5), fedavg(), rounds=3).history[0]["local_rate"] <= 1.0
+    assert RATES[0] <= run(regression(5), dp.fedavg(), rounds=3).history[0]["local_rate"] <= 1.0
 
 
 def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(monkeypatch):
@@ -215,7 +204,7 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
     for other in (1.0, 1e4):
         rows = [regression(24).client(n) for n in range(24)]
         rows[replaced] = (other * rows[replaced][0], rows[replaced][1])
-        simulation, _ = prepare(linear_regression(D), Federation.from_clients(rows), ADAPTIVE, **given)
+        simulation, _ = prepare(linear_regression(D), dp.Federation.from_clients(rows), ADAPTIVE, **given)
         seen.clear()
         state = simulation.choose(simulation.begin(), Ledger.in_memory())
         answers = torch.cat(seen).reshape(2, 24)
@@ -238,13 +227,13 @@ def federation(count=24, rows=6, first=None, wrong=False, transform=None):
         if wrong and client == 7:
             y[2] = 9
         clients.append((x[:held], y[:held]))
-    made = Federation.from_clients(clients)
+    made = dp.Federation.from_clients(clients)
     made.transform = transform
     return made
 
 
 def test_a_client_whose_rows_make_the_loss_fail_stops_no_secure_run_and_is_not_named():
-    done = train(nn.Linear(4, 3), federation(12, wrong=True), FIXED, local=AUTO, rounds=2, secure=True)
+    done = dp.train(nn.Linear(4, 3), federation(12, wrong=True), FIXED, local=AUTO, rounds=2, secure=True)
     assert len(done.history) == 2
 
 
@@ -305,8 +294,8 @@ def test_a_module_that_remembers_is_refused_before_a_vote_is_charged():
     clients[5] = (100 * clients[5][0], clients[5][1])
     ledger = Ledger.in_memory()
     given = {"local": AUTO, "rounds": 2, "secure": True, "ledger": ledger}
-    with pytest.raises(InputError, match="looks at values"):
-        train(RemembersLarge(), Federation.from_clients(clients), FIXED, **given)
+    with pytest.raises(dp.InputError, match="looks at values"):
+        dp.train(RemembersLarge(), dp.Federation.from_clients(clients), FIXED, **given)
     assert len(ledger) == 0
 
 

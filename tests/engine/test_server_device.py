@@ -65,22 +65,3 @@ def test_a_resumed_run_on_a_gpu_is_the_same(name, tmp_path):
         trained(ALGORITHMS[name], "cuda", on_round=crash_after(3), **options)
     _, w = trained(ALGORITHMS[name], "cuda", **options)
     assert torch.equal(w, trained(ALGORITHMS[name], "cuda", rounds=6)[1])
-
-
-@needs_gpu
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"secure": True},
-        {"aggregation": "two-party"},
-        {"diagnostics": True},
-        {"noise_cohort": 100},
-        {"local": Sgd(lr="auto", steps=2), "secure": True},
-    ],
-    ids=lambda options: " and ".join(options),
-)
-def test_every_kind_of_run_works_wherever_its_server_is(options, place):
-    run, w = trained(ALGORITHMS["adaptive"], "cuda", rounds=3, **options)
-    assert len(run.history) == 3
-    assert torch.isfinite(w).all()

@@ -8,20 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import (
-    Candidate,
-    Federation,
-    Poisson,
-    Run,
-    Sgd,
-    Stop,
-    cdp_fedexp,
-    dp_fedavg,
-    dp_scaffold,
-    fit,
-    ldp_fedexp,
-    train,
-)
+import dpfedexp as dp
 from dpfedexp.accounting import Ledger, compose
 from dpfedexp.algorithms.probe import CANDIDATE, UPDATE, Extras
 from dpfedexp.engine import verify
@@ -35,8 +22,8 @@ from tests.arguments import arguments
 from .small import Crash, crash_in
 
 M, D, ROUNDS = 60, 5, 8
-ALGORITHM = cdp_fedexp(clip="adaptive", target_epsilon=50.0)
-GOOD, BAD = Sgd(lr=0.2, steps=3), Sgd(lr=1e-6, steps=3)
+ALGORITHM = dp.cdp_fedexp(clip="adaptive", target_epsilon=50.0)
+GOOD, BAD = dp.Sgd(lr=0.2, steps=3), dp.Sgd(lr=1e-6, steps=3)
 
 
 def net(width):
@@ -46,14 +33,14 @@ def net(width):
 def problem(clients=M, seed=0):
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(clients, 12, D, generator=draw)
-    return Federation.from_clients([(one, (one[:, 0] > 0).long()) for one in x])
+    return dp.Federation.from_clients([(one, (one[:, 0] > 0).long()) for one in x])
 
 
 def engine_of(federation, candidates, algorithm=ALGORITHM, local=GOOD, rounds=ROUNDS, **options):
     torch.manual_seed(0)
     model = net(3)
 
-    def prepared(one: Candidate, extras: Extras):
+    def prepared(one: dp.Candidate, extras: Extras):
         given = {"local": one.local or local, "rounds": rounds, "extras": extras, **options}
         return prepare(one.model or model, federation, one.algorithm or algorithm, **arguments(given))
 
@@ -63,7 +50,7 @@ def engine_of(federation, candidates, algorithm=ALGORITHM, local=GOOD, rounds=RO
 def run(candidates, federation=None, algorithm=ALGORITHM, *, local=GOOD, rounds=ROUNDS, **options):
     torch.manual_seed(0)
     given = {"local": local, "rounds": rounds, "candidates": candidates, **options}
-    return train(net(3), federation or problem(), algorithm, **arguments(given))
+    return dp.train(net(3), federation or problem(), algorithm, **arguments(given))
 
 
 def requests(engine, number=1):
@@ -85,10 +72,10 @@ def test_half_of_the_candidates_go_after_each_phase_and_all_phases_take_a_fifth_
         phases_of(8, 3)
 
 
-@pytest.mark.parametrize("participation", [None, Poisson(0.5)])
+@pytest.mark.parametrize("participation", [None, dp.Poisson(0.5)])
 def test_every_client_is_in_one_group_and_groups_change_from_round_to_round(participation):
-    algorithm = cdp_fedexp(clip="adaptive", noise_multiplier=1.0)
-    engine = engine_of(problem(), [GOOD, BAD, Sgd(lr=0.1, steps=3)], algorithm, participation=participation)
+    algorithm = dp.cdp_fedexp(clip="adaptive", noise_multiplier=1.0)
+    engine = engine_of(problem(), [GOOD, BAD, dp.Sgd(lr=0.1, steps=3)], algorithm, participation=participation)
     drawn = [torch.cat([engine.cohort.drawn(one) for one in requests(engine, number)]) for number in (1, 2)]
     for cohort in drawn:
         assert len(cohort.unique()) == len(cohort)
@@ -99,7 +86,7 @@ def test_every_client_is_in_one_group_and_groups_change_from_round_to_round(part
 
 def test_a_clients_group_does_not_depend_on_how_many_others_there_are():
     """Under add-remove adjacency nothing else of the others may move when one leaves."""
-    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=50.0, adjacency="add-remove")
+    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=50.0, adjacency="add-remove")
     groups = []
     for clients in (M, M - 1):
         engine = engine_of(problem(clients), [GOOD, BAD], algorithm, population=M)
@@ -110,10 +97,10 @@ def test_a_clients_group_does_not_depend_on_how_many_others_there_are():
 def test_one_client_changes_one_candidates_sum():
     federation = problem()
     x, y = federation.client(7)
-    other = Federation.from_clients([(10 * x, 1 - y) if n == 7 else federation.client(n) for n in range(M)])
+    other = dp.Federation.from_clients([(10 * x, 1 - y) if n == 7 else federation.client(n) for n in range(M)])
     sums = []
     for clients in (federation, other):
-        engine = engine_of(clients, [GOOD, Sgd(lr=0.1, steps=3), Sgd(lr=0.3, steps=3)])
+        engine = engine_of(clients, [GOOD, dp.Sgd(lr=0.1, steps=3), dp.Sgd(lr=0.3, steps=3)])
         sums.append([engine.cohort.answer(one).sums.vector for one in requests(engine)])
     changed = [not torch.equal(a, b) for a, b in zip(*sums, strict=True)]
     assert changed.count(True) == 1
@@ -138,7 +125,7 @@ def test_requests_of_one_round_must_cost_the_same_and_have_groups_of_their_own()
 
 
 def test_a_tournament_costs_its_rounds_and_its_votes():
-    made = run([GOOD, BAD, Sgd(lr=0.1, steps=3)])
+    made = run([GOOD, BAD, dp.Sgd(lr=0.1, steps=3)])
     rounds = [entry for entry in made.ledger.entries if not entry.event.question]
     votes = [entry for entry in made.ledger.entries if entry.event.question]
     assert [entry.round for entry in rounds] == list(range(1, ROUNDS + 1))
@@ -154,19 +141,19 @@ def test_a_tournament_costs_its_rounds_and_its_votes():
 
 def test_the_better_candidate_wins_and_its_network_comes_back(tmp_path):
     wide, narrow = net(16), net(2)
-    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=1000.0)
-    candidates = [Candidate(model=narrow, local=BAD), Candidate(model=wide, local=GOOD)]
+    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=1000.0)
+    candidates = [dp.Candidate(model=narrow, local=BAD), dp.Candidate(model=wide, local=GOOD)]
     made = run(candidates, algorithm=algorithm, rounds=40, out=tmp_path / "r")
     assert [line["candidates"] for line in made.history] == [2] * 4 + [1] * 36
     assert made.history[-1]["candidate"] == 1
     assert [p.shape for p in made.model.parameters()] == [p.shape for p in wide.parameters()]
-    loaded = Run.load(tmp_path / "r", net(16))
+    loaded = dp.Run.load(tmp_path / "r", net(16))
     assert all(map(torch.equal, loaded.model.parameters(), made.model.parameters()))
     assert verify.outcome(verify.verify_run(tmp_path / "r")) == "holds"
 
 
 def test_fit_compares_multiples_of_the_voted_rate_under_one_promise():
-    made = fit(net(3), problem(), epsilon=50, rounds=6, candidates=[Candidate(), Candidate(rate=4.0)])
+    made = dp.fit(net(3), problem(), epsilon=50, rounds=6, candidates=[dp.Candidate(), dp.Candidate(rate=4.0)])
     asked = [entry.event.question for entry in made.ledger.entries if entry.event.question]
     assert asked[:2] == ["local rate", "first clip"]
     assert asked.count("local rate") == 1
@@ -199,9 +186,9 @@ def test_a_run_that_is_interrupted_in_a_tournament_ends_as_if_it_had_not_been(tm
 
 def test_a_run_that_a_callback_stops_in_a_tournament_claims_what_it_had_planned(tmp_path):
     def stop(record):
-        raise Stop
+        raise dp.Stop
 
-    made = run([GOOD, BAD, Sgd(lr=0.1, steps=3)], on_round=stop, out=tmp_path / "r")
+    made = run([GOOD, BAD, dp.Sgd(lr=0.1, steps=3)], on_round=stop, out=tmp_path / "r")
     assert len(made.history) == 1
     assert made.privacy.planned_epsilon_total == pytest.approx(50.0, rel=1e-3)
     assert verify.outcome(verify.verify_run(tmp_path / "r")) == "holds"
@@ -213,12 +200,12 @@ def test_a_run_that_a_callback_stops_in_a_tournament_claims_what_it_had_planned(
         ([GOOD], {}, "2 to 8"),
         ([GOOD, 3], {}, "Candidate"),
         ([GOOD, GOOD], {}, "the same"),
-        ([net(2)] * 2, {"local": Sgd(lr="auto", steps=3)}, "the same"),
-        ([Candidate(), Candidate(rate=3.0)], {}, "multiplies a rate that is fixed"),
-        ([Candidate(rate=3.0), Candidate(rate=2.0)], {"local": Sgd(lr="auto", steps=3)}, "before them"),
-        ([GOOD, BAD], {"algorithm": ldp_fedexp(clip=0.5, noise_multiplier=1.0)}, "local setting"),
-        ([GOOD, BAD], {"algorithm": dp_scaffold(clip=0.5, noise_multiplier=1.0)}, "DP-SCAFFOLD"),
-        ([ALGORITHM, dp_fedavg(clip="adaptive", target_epsilon=20.0)], {}, "does not cost"),
+        ([net(2)] * 2, {"local": dp.Sgd(lr="auto", steps=3)}, "the same"),
+        ([dp.Candidate(), dp.Candidate(rate=3.0)], {}, "multiplies a rate that is fixed"),
+        ([dp.Candidate(rate=3.0), dp.Candidate(rate=2.0)], {"local": dp.Sgd(lr="auto", steps=3)}, "before them"),
+        ([GOOD, BAD], {"algorithm": dp.ldp_fedexp(clip=0.5, noise_multiplier=1.0)}, "local setting"),
+        ([GOOD, BAD], {"algorithm": dp.dp_scaffold(clip=0.5, noise_multiplier=1.0)}, "DP-SCAFFOLD"),
+        ([ALGORITHM, dp.dp_fedavg(clip="adaptive", target_epsilon=20.0)], {}, "does not cost"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_with_its_sentence(candidates, options, sentence):

@@ -32,13 +32,10 @@ def write_run(folder: Path, rounds: int = 6) -> Path:
     return folder
 
 
-def write_paper(folder: Path, *names: str, figures: str = "") -> Path:
-    """Sections of the paper; with figures as files only of the one that a test looks at, because drawing is slow."""
+def write_paper(folder: Path, *names: str) -> Path:
+    """Sections of the paper, without their figures as files, because drawing is slow."""
     folder.mkdir(parents=True)
     for name in names:
         section = sections.MAKERS[name].section(Size(seeds=2), Fabricated())
-        if name == figures:
-            section.save(folder)
-        else:
-            (folder / f"{name}.json").write_text(section.to_json(), encoding="utf-8")
+        (folder / f"{name}.json").write_text(section.to_json(), encoding="utf-8")
     return folder

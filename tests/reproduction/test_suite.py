@@ -6,16 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from reproduction.paper.results.planned import Result
-from reproduction.suite import (
-    command,
-    stored,
-    suite_plan,
-    suite_runs,
-    synthetic_problems,
-    table,
-    tables,
-    tuned,
-)
+from reproduction.suite import command, stored, suite_plan, suite_runs, synthetic_problems, table, tables, tuned
 from reproduction.suite.contenders import CONTENDERS, DELTA
 from reproduction.suite.problems import HALVES, PROBLEMS, coin
 from reproduction.suite.stored import Rows, split

@@ -69,8 +69,7 @@ def test_a_dark_desk_gets_dark_pages(browser, address):
 
 @built
 @pytest.mark.parametrize(
-    ("words", "page"),
-    [("replace-one adjacency", "decide"), ("AdaptiveClip", "reference"), ("helper seed", "security")],
+    ("words", "page"), [("replace-one adjacency", "decide"), ("AdaptiveClip", "reference"), ("helper seed", "security")]
 )
 def test_the_search_finds_what_is_asked_for(browser, words, page):
     with served(Quiet) as address:

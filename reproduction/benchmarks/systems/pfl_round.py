@@ -61,10 +61,7 @@ def main() -> None:
     clock = Clock()
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=rounds + 1,
-            evaluation_frequency=10**6,
-            train_cohort_size=clients,
-            val_cohort_size=0,
+            central_num_iterations=rounds + 1, evaluation_frequency=10**6, train_cohort_size=clients, val_cohort_size=0
         ),
         backend=backend,
         model=model,

@@ -172,9 +172,7 @@ def points(result: Result, metric: str) -> list[tuple[int, float | None]]:
 @lru_cache(maxsize=4)
 def _problem(data: str, model: str, seed: int, folder: str | None) -> Problem:
     """The problem of the last few runs is kept, so that runs in a row that share it find it on their device."""
-    settings = Settings.model_validate(
-        {"data": json.loads(data), "model": json.loads(model), "run": {"seed": seed}},
-    )
+    settings = Settings.model_validate({"data": json.loads(data), "model": json.loads(model), "run": {"seed": seed}})
     built = problem.build(settings, folder)
     if settings.data.kind != "synthetic" or built.evaluate is None:
         return built

@@ -26,9 +26,7 @@ app = typer.Typer(
 
 
 @app.command()
-def new(
-    folder: Annotated[Path, typer.Argument(help="A new or empty folder for the app.")] = Path("."),
-) -> None:
+def new(folder: Annotated[Path, typer.Argument(help="A new or empty folder for the app.")] = Path(".")) -> None:
     """Write a small app, with three nodes' example data in data/. Its federation/task.py is the one file to change."""
     from dpfedexp.flower.app import new_app
 
@@ -141,11 +139,10 @@ def helper_key(file: Annotated[Path, typer.Argument(help="A new file for the pri
 
 def _files_of_nodes(data: Path) -> list[Path]:
     """Return the entries of a folder, sorted by name; each one holds the data of one node."""
-    require(
-        data.is_dir(), f"data is {str(data)!r}, which is not a folder; it must hold one file or folder for each node."
-    )
+    wanted = "it must hold one file or folder for each node"
+    require(data.is_dir(), f"data is {str(data)!r}, which is not a folder; {wanted}.")
     found = sorted(path for path in data.iterdir() if not path.name.startswith("."))
-    require(bool(found), f"data is {str(data)!r}, which is empty; it must hold one file or folder for each node.")
+    require(bool(found), f"data is {str(data)!r}, which is empty; {wanted}.")
     return found
 
 

@@ -203,28 +203,24 @@ def show_advice(advice: Advice) -> None:
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
     """Print the results of a finished run on the terminal."""
     from dpfedexp.accounting.statement import wrap
-    from dpfedexp.engine.outlets import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
-    from dpfedexp.engine.plot import name_of
+    from dpfedexp.engine import outlets, plot, runner
     from dpfedexp.engine.run import baseline_text
-    from dpfedexp.engine.runner import OF_LARGER_DEPLOYMENT, show
 
     if run.history:
         table = Table("round", "", title=f"{folder.path}", title_justify="left")
         shown = run.history if len(run.history) <= 8 else [*run.history[:1], *run.history[9:-1:10], run.history[-1]]
+        whose = "" if run.privacy.noise_cohort is None else runner.OF_LARGER_DEPLOYMENT
         for record in shown:
-            table.add_row(
-                str(record["round"]), show(record, "" if run.privacy.noise_cohort is None else OF_LARGER_DEPLOYMENT)
-            )
+            table.add_row(str(record["round"]), runner.show(record, whose))
         console.print(table)
         last = run.history[-1]
-        for key, value in ((key, last[key]) for key in run.baselines if key in last):
-            console.print(f"{name_of(key)} {value:.4g}{baseline_text(run.baselines, key)}", highlight=False)
+        for key in (key for key in run.baselines if key in last):
+            console.print(f"{plot.name_of(key)} {last[key]:.4g}{baseline_text(run.baselines, key)}", highlight=False)
     if run.stopped:
         console.print(f"[yellow]Stopped early:[/] {run.stopped}", highlight=False)
     console.print(wrap(run.privacy.text, min(console.width, 120)), highlight=False, soft_wrap=True, markup=False)
-    console.print(
-        f"\nWritten to [bold]{folder.path}[/]: {MODEL}, {METRICS}, {METRICS_TABLE}, {STATEMENT_TEXT}, {LEDGER}"
-    )
+    names = (outlets.MODEL, outlets.METRICS, outlets.METRICS_TABLE, outlets.STATEMENT_TEXT, outlets.LEDGER)
+    console.print(f"\nWritten to [bold]{folder.path}[/]: {', '.join(names)}")
     if run.verdict:
         console.print(f"\n[bold red]{escape(run.verdict)}[/]", highlight=False, soft_wrap=True)
 
@@ -247,8 +243,7 @@ def init(
 
 def report(
     folder: Annotated[
-        Path,
-        typer.Argument(help="What `train`, `fit` or `demo` wrote, or a folder of runs.", show_default=False),
+        Path, typer.Argument(help="What `train`, `fit` or `demo` wrote, or a folder of runs.", show_default=False)
     ],
 ) -> None:
     """Write FOLDER/report.html: figures, tables, privacy, configuration and commands in one self-contained file."""

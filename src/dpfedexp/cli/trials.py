@@ -124,11 +124,11 @@ def check_one_promise(plan: Sweep, grid: Sequence[Trial]) -> list[Settings]:
         "participation.noise_cohort": {repr(one.participation.noise_cohort) for one in private},
     }
     for name, values in promises.items():
-        if len(values) > 1:
-            raise InputError(
-                f"--grid has {name} {' and '.join(sorted(values))}, which are promises about different changes of the data, so "
-                "that no figure covers all runs; make a sweep of each."
-            )
+        require(
+            len(values) < 2,
+            f"--grid has {name} {' and '.join(sorted(values))}, which are promises about different changes of the data, so that "
+            "no single ε covers all runs; make a sweep of each.",
+        )
     return settings
 
 
@@ -198,7 +198,7 @@ class Price:
         return [
             f"One run costs ε = {self.one:.3f} at δ = {self.delta:g} under {self.adjacency} adjacency. On the same clients the "
             f"{self.runs} runs cost ε = {self.together:.3f} together, those that failed or were stopped included, and one run "
-            f"of every setting ε = {self.settings:.3f}: picking the best of them has cost all of it.",
+            f"of every setting ε = {self.settings:.3f}. Publishing only the best run costs as much as publishing all of them.",
             *([] if self.noise_cohort is None else [larger]),
         ]
 
@@ -219,7 +219,7 @@ def price_below(folder: Path, labels: Mapping[Path, str], delta: float) -> Price
     cohorts = {ledger.header.get("noise_cohort") for ledger in charged.values()} or {None}
     require(
         len(cohorts) < 2,
-        "some runs below the folder promise something to other clients than the others (a noise_cohort), so that no figure "
+        "the runs below the folder have different noise cohorts, so their guarantees are for different clients and no single ε "
         "covers all of them; make a sweep of each in a folder of its own.",
     )
     runs = [(labels.get(run, str(run.relative_to(folder))), ledger.charges()) for run, ledger in charged.items()]
@@ -247,9 +247,9 @@ def higher_is_better(metric: str) -> bool:
 
 def last(run: RunRecord, metric: str) -> float:
     """Return the last value of a metric; the worst possible value if it is missing or not finite."""
-    values = [record[metric] for record in run.history if metric in record]
+    value = ([record[metric] for record in run.history if metric in record] or [None])[-1]
     worst = -math.inf if higher_is_better(metric) else math.inf
-    return float(values[-1]) if values and isinstance(values[-1], int | float) and math.isfinite(values[-1]) else worst
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else worst
 
 
 def section(
@@ -296,9 +296,7 @@ def section(
             f"Best first by {name_of(metric)} after the last round; mean ± standard deviation, {seeds} seeds.",
         ],
         tables=[Table("What was found", columns, rows)],
-        charts=[
-            Chart("sweep", "Over rounds", caption, [Panel(name_of(metric), "round", name_of(metric), curves)]),
-        ],
+        charts=[Chart("sweep", "Over rounds", caption, [Panel(name_of(metric), "round", name_of(metric), curves)])],
         notes=[f"Failed: {trial.label}, seed {trial.seed}: {why}" for trial, why in failed.items()],
         command=command,
     )

@@ -1,9 +1,10 @@
 """Build the clients, the initial model and the evaluation of a run from its settings."""
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import nn
@@ -97,22 +98,17 @@ def _npz(settings: Settings, seed: int) -> Problem:
 
 
 def _partition(given: DataSettings, x: Any, y: Any, seed: int, transform: Any) -> Federation:
-    own = {
-        "shards": ["shards_per_client"],
-        "dirichlet-per-class": ["alpha"],
-        "dirichlet": ["alpha", "samples_per_client"],
-    }
-    options = {name: getattr(given, name) for name in ("clients", *own.get(given.partition, []))}
     deal: Callable[..., Federation] = getattr(Federation, given.partition.replace("-", "_"))
-    return deal(x, y, seed=seed, transform=transform, **options)
+    takes = inspect.signature(deal).parameters
+    names = ("clients", "alpha", "samples_per_client", "shards_per_client")
+    return deal(x, y, seed=seed, transform=transform, **{name: getattr(given, name) for name in names if name in takes})
 
 
 def _model(settings: Settings, default: str | None = None, options: dict[str, Any] | None = None) -> nn.Module:
     chosen = settings.model
     seed = settings.run.seed if chosen.seed is None else chosen.seed
     if chosen.factory is not None:
-        model: nn.Module = _import("model.factory", chosen.factory)(**chosen.options)
-        return model
+        return cast(nn.Module, _import("model.factory", chosen.factory)(**chosen.options))
     name = chosen.name or default
     if name is None:
         raise InputError(f"model.name is missing; name a network or a factory.{nearest('', models.MODELS)}")
@@ -123,7 +119,6 @@ def _import(field: str, target: str | None) -> Callable[..., Any]:
     module, colon, name = (target or "").partition(":")
     require(bool(colon), f"{field} is {target!r}; it must look like 'package.module:function'.")
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return function
+        return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
     except (ImportError, AttributeError) as error:
         raise InputError(f"{field} is {target!r}, which can't be imported: {error}.") from None

@@ -179,9 +179,9 @@ def load(folder: Path, *, tensors: bool = True) -> Checkpoint | None:
             stored = {name: file.get_tensor(name).clone() for name in names}
         content = json.loads(text)
         progress = _progress(folder, content)
+    except InputError:
+        raise
     except (SafetensorError, OSError, ValueError, RecursionError, OverflowError) as error:
-        if isinstance(error, InputError):
-            raise
         raise _damaged(folder, str(error) or type(error).__name__) from None
     if tensors and digest(stored) != content.get("tensors"):
         raise _damaged(folder, "its tensors do not match their hash")
@@ -200,21 +200,22 @@ def _progress(folder: Path, content: Any) -> Progress:
     try:
         progress = Progress(**{**known, "ledger": LedgerMark(**known["ledger"])})
         counts = (progress.round, progress.ledger.count, 0 if progress.chunk_size is None else progress.chunk_size - 1)
+        valid = (
+            all(type(count) is int and count >= 0 for count in counts)
+            and all(
+                isinstance(text, str) for text in (progress.ledger.hash, progress.trainer or "", progress.stop_source)
+            )
+            and all(isinstance(value, dict) for value in (progress.settings, progress.cohort, *progress.history))
+            and isinstance(progress.history, list)
+            and len(progress.history) == progress.round
+            and isinstance(progress.radius, float)
+            and progress.radius > 0
+            and is_run_id(progress.run)
+            and isinstance(progress.controls, bool)
+        )
     except (KeyError, TypeError):
-        raise _damaged(folder, "its text is not that of a checkpoint") from None
-    texts = (progress.ledger.hash, progress.trainer or "", progress.stop_source)
-    if not (
-        all(type(count) is int and count >= 0 for count in counts)
-        and all(isinstance(text, str) for text in texts)
-        and all(isinstance(value, dict) for value in (progress.settings, progress.cohort))
-        and isinstance(progress.radius, float)
-        and progress.radius > 0
-        and is_run_id(progress.run)
-        and isinstance(progress.controls, bool)
-        and isinstance(progress.history, list)
-        and all(isinstance(line, dict) for line in progress.history)
-        and len(progress.history) == progress.round
-    ):
+        valid = False
+    if not valid:
         raise _damaged(folder, "its text is not that of a checkpoint")
     return progress
 
@@ -252,27 +253,24 @@ def differences(here: NamedValues, there: NamedValues) -> str:
 
 
 def flatten(value: Any, prefix: str = "") -> NamedValues:
-    """Flatten any value to dotted names with JSON values.
+    """Flatten any value to dotted names with JSON values: {"local": Sgd(lr=0.1)} to {"local": "Sgd", "local.lr": 0.1, …}.
 
     A dataclass becomes its class name, followed by its fields. A function becomes its qualified name. A function of this library
     gets the prefix `dpfedexp.`, so that no other function has the same name.
     """
     if is_dataclass(value) and not isinstance(value, type):
         nested = {field.name: getattr(value, field.name) for field in fields(value)}
-        return {prefix: type(value).__name__} | _join(nested, prefix)
+        return {prefix: type(value).__name__} | flatten(nested, prefix)
     if isinstance(value, Mapping):
-        return _join(value, prefix)
+        parts = [flatten(one, f"{prefix}.{name}" if prefix else str(name)) for name, one in value.items()]
+        return {name: one for part in parts for name, one in part.items()}
     if callable(value):
-        return {prefix: _name(value)}
+        library = str(getattr(value, "__module__", "")).partition(".")[0]
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+        return {prefix: f"dpfedexp.{name}" if library == "dpfedexp" else name}
     if isinstance(value, list | tuple):
         return {prefix: [_plain(item) for item in value]}
     return {prefix: _plain(value)}
-
-
-def _name(value: Any) -> str:
-    name: str = getattr(value, "__qualname__", type(value).__qualname__)
-    library = str(getattr(value, "__module__", "")).partition(".")[0]
-    return f"dpfedexp.{name}" if library == "dpfedexp" else name
 
 
 def _plain(value: Any) -> Any:
@@ -284,11 +282,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Real):
         return float(value) if math.isfinite(value) else str(float(value))
     return str(value)
-
-
-def _join(values: Mapping[str, Any], prefix: str) -> NamedValues:
-    parts = [flatten(value, f"{prefix}.{name}" if prefix else str(name)) for name, value in values.items()]
-    return {name: value for part in parts for name, value in part.items()}
 
 
 def candidate_prefix(number: int) -> str:

@@ -116,10 +116,7 @@ class OpenRun:
 
     @staticmethod
     def open(
-        description: RunDescription,
-        ledger: Ledger | Path | str | None,
-        folder: Path | None,
-        last: Checkpoint | None,
+        description: RunDescription, ledger: Ledger | Path | str | None, folder: Path | None, last: Checkpoint | None
     ) -> OpenRun:
         """Start a run, or resume the run in `folder`. The ledger is `folder/ledger.jsonl` unless another ledger is given.
 
@@ -168,7 +165,7 @@ class OpenRun:
         self.save(controls=self._controls)
 
     def add_to_last_record(self, more: dict[str, Any]) -> None:
-        """Add values that were measured after the last round to its record."""
+        """Add values that the clients measured after the last completed round to the record of that round."""
         self.history[-1] = {**self.history[-1], **more}
         self.save(controls=self._controls)
 
@@ -222,9 +219,9 @@ class OpenRun:
         """
         ledger = self.ledger
         held = {one.anchor.file for one in ledger.witnesses if isinstance(one, private_folder.SingleWriter)}
-        anchors: list[private_folder.Anchor] = (
-            [self.private] if self.private is not None and self.private.exists else []
-        )
+        anchors: list[private_folder.Anchor] = []
+        if self.private is not None and self.private.path.exists():
+            anchors.append(self.private)
         if ledger.first_hash:
             anchor = private_folder.SharedAnchor.of(ledger.first_hash)
             if shared or self.description.secure or anchor.mark() is not None:
@@ -330,9 +327,7 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
 
 def _private(run: RunDescription, name: str, folder: Path | None) -> private_folder.PrivateFolder | None:
     """The private folder; None where the run has no folder or other machines hold the clients' data."""
-    if folder is None:
-        return None
-    private = private_folder.PrivateFolder.of(name, folder)
+    private = None if folder is None else private_folder.PrivateFolder.of(name, folder)
     return None if run.data is None else private
 
 
@@ -340,7 +335,7 @@ def _check_anchor(ledger: Ledger, folder: Path) -> None:
     anchor = private_folder.SharedAnchor.of(ledger.first_hash)
     if anchor.mark() is None and len(ledger):
         raise LedgerError(
-            f"the run can't be resumed: the anchor {str(anchor.path)!r} of the ledger in {str(folder)!r} is missing, so an older "
+            f"the run can't be resumed: the anchor {str(anchor.file)!r} of the ledger in {str(folder)!r} is missing, so an older "
             "copy of the folder would go unnoticed; copy it from the machine where the run was started, or set "
             f"{private_folder.VARIABLE} to the folder that holds it."
         )
@@ -423,18 +418,14 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
         diagnostics=engine.diagnostics,
         **more,
     )
-    if engine.tournament is not None:
-        settings |= checkpoint.flatten(
-            {"tournament": {name: list(getattr(engine.tournament, name)) for name in ("names", "phases")}}
-        )
-        settings |= checkpoint.flatten(
-            {"tournament.follows": {str(k): v for k, v in engine.tournament.follows.items()}}
-        )
-        for number, (own, one) in enumerate(zip(engine.tournament.engines, simulation.candidates, strict=True)):
-            known = settings_of(own, one.task.layout, local=one.task.local)
-            settings |= (
-                {checkpoint.candidate_prefix(number) + name: value for name, value in known.items()} if number else {}
-            )
+    if (tournament := engine.tournament) is not None:
+        known = {"names": list(tournament.names), "phases": list(tournament.phases), "follows": tournament.follows}
+        settings |= checkpoint.flatten({"tournament": known})
+        candidates = zip(tournament.engines[1:], simulation.candidates[1:], strict=True)
+        for number, (own, one) in enumerate(candidates, start=1):
+            prefix = checkpoint.candidate_prefix(number)
+            of_candidate = settings_of(own, one.task.layout, local=one.task.local)
+            settings |= {prefix + name: value for name, value in of_candidate.items()}
     return RunDescription(
         engine,
         rounds,
@@ -485,17 +476,15 @@ def facts_of(
     algorithm, run = engine.algorithm, open_run.description
     usual = {"clip": math.inf, "noise_multiplier": None, "target_epsilon": None, "adjacency": "replace-one"}
     given = {name: getattr(algorithm, name) for name in usual if getattr(algorithm, name) != usual[name]}
-    what = call_text(algorithm.name, given)
     how = {"local": options.get("local"), "rounds": run.rounds, **options}
-    chosen = {name: value for name, value in how.items() if value is not None and value is not False}
-    named = [f"{name}={argument_text(value)}" for name, value in chosen.items()]
-    follow = ("algorithm.name", "model.", "nodes", *DERIVED)
-    chosen_settings = {
-        name: value
-        for name, value in run.settings.items()
-        if not re.sub(r"^candidate \d+\.", "", name).startswith(follow)
-    }
-    command, known = ("", "") if folder is None else (folder.command or folder.call, folder.data)
+    named = [
+        f"{name}={argument_text(value)}" for name, value in how.items() if value is not None and value is not False
+    ]
+    call = f"train({', '.join([model, data, call_text(algorithm.name, given), *named])})"
+    derived = ("algorithm.name", "model.", "nodes", *DERIVED)
+    plain_names = {name: re.sub(r"^candidate \d+\.", "", name) for name in run.settings}
+    chosen = {name: value for name, value in run.settings.items() if not plain_names[name].startswith(derived)}
+    command, known = ("", "") if folder is None else (folder.command, folder.data)
     return RunFacts(
         run=open_run.name,
         algorithm=algorithm.name,
@@ -506,8 +495,8 @@ def facts_of(
         rounds=run.rounds,
         delta=algorithm.delta,
         secure=run.secure,
-        command=command or f"train({', '.join([model, data, what, *named])})",
+        command=command or call,
         trainer="" if run.secure else trainer,
         **engine.announced(),
-        settings=chosen_settings | {"algorithm": algorithm.name, "model": model, "parameters": len(engine.start)},
+        settings=chosen | {"algorithm": algorithm.name, "model": model, "parameters": len(engine.start)},
     )

@@ -141,21 +141,13 @@ def over_rounds(history: Sequence[dict[str, Any]], key: str, name: str, x: str =
 
 
 def run_panels(history: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[Panel]:
-    return [
-        Panel(_title(history, key), "round", name_of(key), [over_rounds(history, key, name_of(key))]) for key in keys
-    ]
-
-
-def _title(history: Sequence[dict[str, Any]], key: str) -> str:
-    """The label of a field, with the number of rounds in which its true value may exceed the bound of the metric."""
-    reached = sum(bool(record.get(f"{key}_at_bound")) for record in history)
-    return name_of(key) + (f" (may be above its bound in {reached} rounds)" if reached else "")
-
-
-def figure_of(history: Sequence[dict[str, Any]], title: str) -> Figure:
-    """A figure with one panel per metric and per automatic setting, over rounds."""
-    require(len(history) > 0, "the run has no rounds to plot; train for at least one round.")
-    return figure(run_panels(history, [*metrics_in(history), *(key for key in STEERING if key in history[-1])]), title)
+    """One panel per field. Its title counts the rounds in which the true value may be above the bound of the metric."""
+    panels = []
+    for key in keys:
+        reached = sum(bool(record.get(f"{key}_at_bound")) for record in history)
+        title = name_of(key) + (f" (may be above its bound in {reached} rounds)" if reached else "")
+        panels.append(Panel(title, "round", name_of(key), [over_rounds(history, key, name_of(key))]))
+    return panels
 
 
 def figure(panels: Sequence[Panel], title: str = "", *, legend_below: bool = False) -> Figure:

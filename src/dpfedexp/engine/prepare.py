@@ -100,7 +100,7 @@ def prepare(
     if held_out:
         if not isinstance(clients, Federation):
             raise InputError(
-                f"held_out is {held_out}, and a {type(clients).__name__} can't be split; give a Federation."
+                f"held_out is {held_out}, but a {type(clients).__name__} can't be split; pass a Federation."
             )
         clients, measured_on = clients.hold_out(held_out)
     task, synthetic = _task(model, clients, local, loss, execution, declared, isolated=isolated)
@@ -204,13 +204,7 @@ def _task(
     return replace(task, state_check=isolation.make_state_check(task, synthetic, isolated=isolated)), synthetic
 
 
-def scores_of(
-    task: Task,
-    measured_on: Clients,
-    trainer: Trainer,
-    streams: Streams,
-    unit: int | None,
-) -> ClientScores:
+def scores_of(task: Task, measured_on: Clients, trainer: Trainer, streams: Streams, unit: int | None) -> ClientScores:
     """Build the metrics of clients from the shapes of the model's outputs, and try them once; a secure run uses synthetic rows."""
     rows = measured_on if task.synthetic is None else isolation.synthetic_clients(task, 3)
     require(
@@ -238,14 +232,7 @@ def scores_of(
 
 
 def _trainer(
-    task: Task,
-    trial: Task | None,
-    streams: Streams,
-    execution: Execution,
-    cohort: float,
-    rounds: int,
-    *,
-    fixed: bool,
+    task: Task, trial: Task | None, streams: Streams, execution: Execution, cohort: float, rounds: int, *, fixed: bool
 ) -> tuple[Trainer, int, int | None, str | None]:
     """Choose the trainer, clients per chunk, clients per batch shape in an isolated run, and a note for the user."""
     limit, isolated = parse_memory(execution.memory), trial is not None
@@ -284,25 +271,15 @@ def check_kinds(model: Any, clients: Any, local: Any, participation: Any, secure
     if isinstance(model, nn.Module):
         _check_plain(model)
     require(
-        isinstance(secure, bool) or secure == "strict",
-        f"secure is {secure!r}; it must be True, False or 'strict'.",
+        isinstance(secure, bool) or secure == "strict", f"secure is {secure!r}; it must be True, False or 'strict'."
     )
+    source = "from_pandas" if hasattr(clients, "columns") else "from_clients"
+    draws = participation is None or hasattr(participation, "cohort")
     for name, value, right, remedy in (
         ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
-        (
-            "clients",
-            clients,
-            hasattr(clients, "gather"),
-            "a Federation, such as "
-            + ("Federation.from_pandas(…)" if hasattr(clients, "columns") else "Federation.from_clients(…)"),
-        ),
+        ("clients", clients, hasattr(clients, "gather"), f"a Federation, such as Federation.{source}(…)"),
         ("local", local, isinstance(local, LocalOptimizer), "what a client does, such as Sgd(lr=0.1, steps=10)"),
-        (
-            "participation",
-            participation,
-            participation is None or hasattr(participation, "cohort"),
-            "Full(), Poisson(rate) or FixedSize(count)",
-        ),
+        ("participation", participation, draws, "Full(), Poisson(rate) or FixedSize(count)"),
     ):
         require(right, f"{name} is a {type(value).__name__}; it must be {remedy}.")
 
@@ -329,31 +306,28 @@ def _check_plain(model: nn.Module) -> None:
 def check_noise_cohort(noise_cohort: int, algorithm: Algorithm, local: LocalOptimizer, secure: Secure = False) -> None:
     """Raise `InputError` where the simulated clients can't represent a larger cohort."""
     kind, given = mechanism_class(algorithm.mechanism), f"noise_cohort is {noise_cohort!r}"
+    central = kind.is_private and not kind.is_local
+    unprotected = "noise for a larger cohort does not protect the clients that are there"
+    rate = "with a local rate that the clients' votes choose"
     require(
-        kind.is_private and not kind.is_local,
+        central,
         f"{given} with mechanism {algorithm.mechanism!r}, in which no server adds noise to a sum; leave it out.",
     )
-    require(
-        not secure,
-        f"{given} in a secure run: noise for a larger cohort does not protect the clients that are there; leave one of them out.",
-    )
+    require(not secure, f"{given} in a secure run: {unprotected}; leave one of them out.")
     require(
         not algorithm.scaffold,
         f"{given} with DP-SCAFFOLD, whose clients remember how often they took part; leave it out.",
     )
-    require(
-        not local.automatic, f"{given} with a local rate that the clients' votes choose; give the rate as a number."
-    )
+    require(not local.automatic, f"{given} {rate}; give the rate as a number.")
 
 
 def _in_training(model: nn.Module) -> nn.Module:
     """A copy in training mode. Parts in eval mode stay so. If the whole model is in eval mode, only layers with running statistics
     stay in eval mode, as a pretrained network needs."""
     module = copy.deepcopy(model)
-    if module.training:
-        return module
-    module.train()
-    for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None:
-            part.eval()
+    if not module.training:
+        module.train()
+        for part in module.modules():
+            if isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None:
+                part.eval()
     return module

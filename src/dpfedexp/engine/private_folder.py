@@ -84,10 +84,6 @@ class PrivateFolder:
         )
         return PrivateFolder(run, path)
 
-    @property
-    def exists(self) -> bool:
-        return self.path.exists()
-
     def begin(self, tag: Tag) -> None:
         """Create the folder and store the hash of the data, before anything is charged."""
         key = secrets.token_bytes(32)
@@ -152,7 +148,7 @@ class PrivateFolder:
     def remove(self) -> None:
         """Delete the private folder of a finished run."""
         with self._writing():
-            if self.exists:
+            if self.path.exists():
                 shutil.rmtree(self.path)
 
     def _controls(self, round: int) -> Path:
@@ -209,8 +205,8 @@ class SharedAnchor:
 def marks_of(run: object, first_hash: str) -> list[tuple[Path, LedgerMark]]:
     """(file, mark) of every anchor of a ledger whose header names `run`; empty where it was never charged on this machine."""
     anchors: list[Anchor] = []
-    if is_run_id(run) and (root() / str(run)).exists():
-        anchors.append(PrivateFolder(str(run), root() / str(run)))
+    if is_run_id(run) and (path := root() / str(run)).exists():
+        anchors.append(PrivateFolder(str(run), path))
     if _HASH.fullmatch(first_hash):
         anchors.append(SharedAnchor.of(first_hash))
     found = [(one.file, one.mark()) for one in anchors]
@@ -246,7 +242,7 @@ def _read_object(path: Path) -> dict[str, Any] | None:
 
 
 def write_mark(path: Path, mark: LedgerMark) -> None:
-    """Write the mark and sync it. An `OSError` reaches the caller that charges, so nothing is released without the mark."""
+    """Write the mark and sync it. A caller that gets an `OSError` must not release anything."""
     replace_text(path, json.dumps({"count": mark.count, "hash": mark.hash}) + "\n", mode=0o600)
 
 
@@ -264,7 +260,7 @@ Anchor = PrivateFolder | SharedAnchor
 
 
 def check_newest(anchor: Anchor, ledger: Ledger, run: str) -> None:
-    """Raise `LedgerError` unless the ledger holds the mark in its anchor, or the run has not charged the ledger yet."""
+    """Raise `LedgerError` if the ledger does not hold the mark in its anchor. A run that has not charged the ledger yet passes."""
     mark = anchor.mark()
     uncharged = mark == NOTHING_CHARGED and not any(entry.run == run for entry in ledger.entries)
     if mark is not None and not uncharged and not ledger.holds(mark):
@@ -370,9 +366,8 @@ _SAMPLE, _PIECE = 64, 4096
 def data_tag(clients: Clients, key: bytes) -> str:
     """The keyed hash of all clients' data, and of the first rows as `clients.gather` returns them for training."""
     digest = hashlib.blake2b(key=key, digest_size=32)
-    contents = getattr(clients, "contents", None)
     _update(digest, [clients.sizes])
-    _update(digest, contents() if contents is not None else _rows(clients))
+    _update(digest, clients.contents() if hasattr(clients, "contents") else _rows(clients))
     holders = torch.nonzero(clients.sizes > 0).flatten()[:_SAMPLE]
     if len(holders):
         _update(digest, _gathered(clients, holders, torch.zeros((len(holders), 1), dtype=torch.int64)))
@@ -397,7 +392,7 @@ def _rows(clients: Clients) -> Iterator[torch.Tensor]:
 
 
 def _gathered(clients: Clients, some: torch.Tensor, positions: torch.Tensor) -> Iterable[torch.Tensor]:
-    """The rows of some clients, or their numbers where reading fails: the failure is private, and they count as zero."""
+    """The rows of some clients; where reading them fails, the clients' numbers instead of an error, which would be private."""
     try:
         return tree_leaves(clients.gather(some, positions, torch.device("cpu")))
     except Exception:

@@ -78,7 +78,10 @@ def world() -> int:
 
 
 def share(sizes: Tensor, number: int, of: int) -> Tensor:
-    """Positions of the clients of rank `number`: dealt out from the largest to the smallest, back and forth, for even work."""
+    """The positions of the clients that rank `number` of `of` ranks trains.
+
+    Clients are dealt out to the ranks from the largest to the smallest, back and forth, so that all ranks have about equal work.
+    """
     order = torch.argsort(sizes, stable=True, descending=True)
     place = torch.arange(len(order))
     turn = place % (2 * of)
@@ -144,9 +147,8 @@ class RankCohort(Cohort):
         number = 0
         try:
             while True:
-                kind, number, radius, count, rate, bits, shake = _broadcast(
-                    torch.zeros(7, dtype=torch.float64)
-                ).tolist()
+                header = _broadcast(torch.zeros(7, dtype=torch.float64))
+                kind, number, radius, count, rate, bits, shake = header.tolist()
                 if kind == _STOP:
                     self.over = True
                     if not number:
@@ -155,12 +157,8 @@ class RankCohort(Cohort):
                 cohort = _broadcast(torch.zeros(int(count), dtype=torch.int64))
                 asked_of = [one for one in range(MOST_CANDIDATES) if int(bits) >> one & 1]
                 sent = {one: _broadcast(torch.zeros_like(engine.playing(one).start)) for one in asked_of}
-                candidate, w = next(iter(sent.items()))
-                rivals = {
-                    one: State(int(number), v, (v,), radius, {}, candidate=one)
-                    for one, v in sent.items()
-                    if one != candidate
-                }
+                (candidate, w), *others = sent.items()
+                rivals = {one: State(int(number), v, (v,), radius, {}, candidate=one) for one, v in others}
                 purpose, control = _PURPOSES[int(kind)], None
                 if purpose == UPDATE and state.control is not None and state.client_controls is not None:
                     control = _broadcast(torch.zeros_like(state.control))
@@ -213,7 +211,9 @@ class RankCohort(Cohort):
         """Turn a failed collective into a `RoundFailed` with a clear message; return other errors unchanged."""
         if error is self.failed or isinstance(error, InputError | RoundFailed):
             return error
-        if not isinstance(error, dist.DistBackendError | dist.DistNetworkError) and not _about_connections(error):
+        words = ("connection", "gloo", "nccl", "timed out", "socket", "peer")
+        about_connections = any(word in str(error).lower() for word in words)
+        if not isinstance(error, dist.DistBackendError | dist.DistNetworkError) and not about_connections:
             return error
         self.over = True
         return RoundFailed(
@@ -316,11 +316,6 @@ def _receive_controls(other: int) -> list[tuple[Tensor, Tensor]]:
         dist.recv(rows, other)
         controls.append((clients, rows))
     return controls
-
-
-def _about_connections(error: Exception) -> bool:
-    text = str(error).lower()
-    return any(word in text for word in ("connection", "gloo", "nccl", "timed out", "socket", "peer"))
 
 
 LONGEST = 2**30

@@ -21,7 +21,7 @@ from dpfedexp.accounting.statement import card, caveats, summary
 from dpfedexp.engine import checkpoint, outlets
 from dpfedexp.engine.checkpoint import differences, flatten
 from dpfedexp.engine.plan import Advice
-from dpfedexp.engine.plot import STEERING, figure_of, metrics_in
+from dpfedexp.engine.plot import STEERING, figure, metrics_in, run_panels
 from dpfedexp.engine.verify import CONTEXT, read_claim, recompute
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.files import finite, replace_tensors, replace_text, set_dates
@@ -73,16 +73,11 @@ class Run:
         """
         files = RunFolder(folder, purpose="to save the run in")
         statement = self.privacy
-        header = {
-            "algorithm": statement.algorithm,
-            "clients": statement.clients,
-            "delta": statement.delta,
-            "simulated": statement.simulated,
-            **({} if self.facts is None else {"run": self.facts.run}),
-            **{name: value for name in CONTEXT if (value := getattr(statement, name)) is not None},
-        }
+        names = ("algorithm", "clients", "delta", "simulated", *CONTEXT)
+        header = {name: value for name in names if (value := getattr(statement, name)) is not None}
+        header |= {} if self.facts is None else {"run": self.facts.run}
         with _writing(files.path):
-            write_ledger(files.path, self.ledger, header, checkpoint.digest(model_tensors(self.model)))
+            _copy_ledger(files.path, self.ledger, header, checkpoint.digest(model_tensors(self.model)))
         files.facts = self.facts
         files.finish(self)
         return files.path
@@ -110,19 +105,15 @@ class Run:
         )
         tensors = read_parameters(path)
         trained = StoredParameters(tensors) if model is None else _filled(model, tensors, path)
-        ledger = (
-            Ledger.open(path / outlets.LEDGER, read_only=True)
-            if (path / outlets.LEDGER).exists()
-            else Ledger.in_memory()
-        )
-        facts = RunFacts.read(path)
+        file, facts = path / outlets.LEDGER, RunFacts.read(path)
+        trainer, stopped, planned = ("", "", None) if facts is None else (facts.trainer, facts.stopped, facts.rounds)
         return Run(
             trained,
             [numbers(record) for record in read_history(path)],
-            read_claim(path) or recompute(path, planned=None if facts is None else facts.rounds),
-            ledger,
-            (facts.trainer if facts is not None else "") or "unknown",
-            (facts.stopped if facts is not None else "") or None,
+            read_claim(path) or recompute(path, planned=planned),
+            Ledger.open(file, read_only=True) if file.exists() else Ledger.in_memory(),
+            trainer or "unknown",
+            stopped or None,
             read_advice(path),
             facts,
         )
@@ -130,7 +121,9 @@ class Run:
     @checked
     def plot(self) -> Figure:
         """A matplotlib figure of the metrics, the step size η_g and the clip over rounds; it needs no display."""
-        return figure_of(self.history, summary(self.privacy))
+        require(len(self.history) > 0, "the run has no rounds to plot; train for at least one round.")
+        keys = [*metrics_in(self.history), *(key for key in STEERING if key in self.history[-1])]
+        return figure(run_panels(self.history, keys), summary(self.privacy))
 
     @property
     def baselines(self) -> dict[str, float]:
@@ -292,16 +285,22 @@ class RunFolder:
         path: the folder.
         resume: whether to resume the run in the folder, if there is one; if False, the folder must be empty.
         command: the command line that started the run; empty for a call from Python.
+        call: the Python call that started the run, if it is not one of `train`.
         data: a description of the clients' data.
         purpose: text for error messages about a folder that is not named by `out` or `--out`.
     """
 
     def __init__(
-        self, path: Path | str, *, resume: bool = False, command: str = "", data: str = "", purpose: str = ""
+        self,
+        path: Path | str,
+        *,
+        resume: bool = False,
+        command: str = "",
+        call: str = "",
+        data: str = "",
+        purpose: str = "",
     ) -> None:
-        self.path, self.command, self.data = Path(path), command, data
-        self.call = ""
-        """The Python call that started the run, if it is not one of `train`."""
+        self.path, self.command, self.data = Path(path), command or call, data
         self.how_to_resume = f"{'repeat the command' if command else 'make the same call again'} to resume"
         where = purpose or f"with {'--out' if command else 'out'}"
         with _writing(self.path):
@@ -318,21 +317,19 @@ class RunFolder:
         self.facts: RunFacts | None = None
         self._began = time.time()
 
-    @property
-    def ledger(self) -> Path:
-        return self.path / outlets.LEDGER
-
     def write_config(self, settings: Settings) -> None:
-        """Write `config.toml`; raises `InputError` if the folder holds other settings."""
+        """Write `config.toml`; raises `InputError` if the folder holds another run's settings."""
         from dpfedexp.config import load
 
         path = self.path / outlets.CONFIG
         if path.exists():
-            changed = differences(_comparable(settings), _comparable(load(path)))
-            if changed:
-                raise InputError(
-                    f"the folder {str(self.path)!r} holds another run: {changed}. Resume with its settings, or name another folder."
-                )
+            may_change: Any = {"resolved": True, "run": {"device", "chunk_size", "memory", "budget"}}
+            here, there = (one.model_dump(mode="json", exclude=may_change) for one in (settings, load(path)))
+            changed = differences(flatten(here), flatten(there))
+            require(
+                not changed,
+                f"the folder {str(self.path)!r} holds another run: {changed}. Resume with its settings, or name another folder.",
+            )
         with _writing(self.path):
             replace_text(path, settings.to_toml())
 
@@ -352,10 +349,21 @@ class RunFolder:
             self._metrics.flush()
 
     def finish(self, run: Run) -> None:
-        """Write the results of the run."""
-        self.close()
+        """Close the metrics file and write metrics, parameters, advice, facts and the privacy statement of the run."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, list(dict.fromkeys(key for record in run.history for key in record)))
+        writer.writeheader()
+        writer.writerows(run.history)
+        secure = not run.privacy.simulated
+        advice = (line(outlets.recorded(outlets.ADVICE, one.to_json(), secure=secure)) for one in run.advice)
         with _writing(self.path):
-            write_results(self.path, run.model, run.history, run.advice, secure=not run.privacy.simulated)
+            write_history(self.path, run.history)
+            replace_text(self.path / outlets.METRICS_TABLE, table.getvalue())
+            replace_tensors(self.path / outlets.MODEL, model_tensors(run.model))
+            replace_text(self.path / outlets.ADVICE, "".join(advice))
             if self.facts is not None:
                 replace(self.facts, stopped=run.stopped or "").write(self.path)
         self.state(run.privacy)
@@ -363,19 +371,10 @@ class RunFolder:
     def write_status(self, status: Status, round: int, rounds: int, epsilon: float, reason: str = "") -> None:
         """Write `status.json`. It has no times, because the duration of a round depends on the clients' data."""
         delta = None if self.facts is None else self.facts.delta
-        content = {
-            "status": status,
-            "round": round,
-            "rounds": rounds,
-            "epsilon": epsilon,
-            "delta": delta,
-            "reason": reason,
-        }
+        content = {"status": status, "round": round, "rounds": rounds, "epsilon": epsilon, "delta": delta}
         with _writing(self.path):
-            replace_text(
-                self.path / outlets.STATUS,
-                json.dumps(finite(outlets.recorded(outlets.STATUS, content, secure=True))) + "\n",
-            )
+            recorded = outlets.recorded(outlets.STATUS, {**content, "reason": reason}, secure=True)
+            replace_text(self.path / outlets.STATUS, line(recorded))
 
     def state(self, privacy: PrivacyStatement) -> None:
         """Write the privacy statement; a later one replaces an earlier one."""
@@ -387,17 +386,12 @@ class RunFolder:
             for name in (outlets.MODEL, outlets.STATEMENT, outlets.STATEMENT_TEXT, outlets.METRICS_TABLE):
                 (self.path / name).unlink(missing_ok=True)
 
-    def close(self) -> None:
-        """Close the metrics file."""
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
-
 
 def rewrite_statement(folder: Path, privacy: PrivacyStatement, when: float | None = None) -> None:
     """Write the privacy statement into a run's folder. All files of a run that protects real data get one common date."""
     with _writing(folder):
-        write_statement(folder, privacy)
+        replace_text(folder / outlets.STATEMENT, privacy.to_json() + "\n")
+        replace_text(folder / outlets.STATEMENT_TEXT, privacy.text + "\n")
         if not privacy.simulated:
             set_dates(folder, outlets.OUTLETS, time.time() if when is None else when)
 
@@ -410,12 +404,6 @@ def _writing(folder: Path) -> Iterator[None]:
         raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
 
 
-def _comparable(settings: Settings) -> dict[str, Any]:
-    """The settings that must not change when a run is resumed."""
-    left_out: Any = {"resolved": True, "run": {"device", "chunk_size", "memory", "budget"}}
-    return flatten(settings.model_dump(mode="json", exclude=left_out))
-
-
 Record = dict[str, Any]
 
 
@@ -423,35 +411,15 @@ def write_history(folder: Path, history: Sequence[Record]) -> None:
     replace_text(folder / outlets.METRICS, "".join(map(line, history)))
 
 
-def write_results(
-    folder: Path, model: nn.Module, history: Sequence[Record], advice: Sequence[Advice], *, secure: bool
-) -> None:
-    """Write metrics, parameters and advice; raises `OSError` where a file can't be written."""
-    write_history(folder, history)
-    table = io.StringIO(newline="")
-    writer = csv.DictWriter(table, list(dict.fromkeys(key for record in history for key in record)))
-    writer.writeheader()
-    writer.writerows(history)
-    replace_text(folder / outlets.METRICS_TABLE, table.getvalue())
-    replace_tensors(folder / outlets.MODEL, model_tensors(model))
-    lines = (line(outlets.recorded(outlets.ADVICE, one.to_json(), secure=secure)) for one in advice)
-    replace_text(folder / outlets.ADVICE, "".join(lines))
-
-
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The tensors for `model.safetensors`. Parameters that share storage, such as tied embeddings, are stored twice."""
     return {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
 
 
-def write_statement(folder: Path, privacy: PrivacyStatement) -> None:
-    replace_text(folder / outlets.STATEMENT, privacy.to_json() + "\n")
-    replace_text(folder / outlets.STATEMENT_TEXT, privacy.text + "\n")
+def _copy_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model: str) -> None:
+    """Copy a ledger into a folder, charge by charge, and seal the copy with the digest of the model.
 
-
-def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model: str) -> None:
-    """Copy a ledger, charge by charge, and seal the copy with the digest of the model.
-
-    `header` describes the run of the copy, because another run may have created the ledger.
+    `header` describes the saved run: the original ledger may have been created by another run.
     """
     own = {name: value for name, value in ledger.header.items() if name not in ("format", "version")}
     with Ledger.create(folder / outlets.LEDGER, **{**own, **header}) as copy:
@@ -498,21 +466,21 @@ def read_advice(folder: Path) -> tuple[Advice, ...]:
 
 
 def read_parameters(folder: Path) -> dict[str, Tensor]:
+    """The parameters of a finished run, or those after the last complete round of an unfinished one."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = folder / outlets.MODEL
-    if not path.is_file():
-        last = checkpoint.load(folder)
-        if last is None:
-            raise InputError(
-                f"the folder {str(folder)!r} has neither {outlets.MODEL} nor {outlets.CHECKPOINT}; no run was begun in it."
-            )
-        return checkpoint.reported(last)
     try:
-        return load_file(path)
+        if path.is_file():
+            return load_file(path)
     except (SafetensorError, OSError) as error:
         raise InputError(f"the file {str(path)!r} can't be read: {error}.") from None
+    if (last := checkpoint.load(folder)) is not None:
+        return checkpoint.reported(last)
+    raise InputError(
+        f"the folder {str(folder)!r} has neither {outlets.MODEL} nor {outlets.CHECKPOINT}; no run was begun in it."
+    )
 
 
 def read_text(path: Path, optional: bool = False) -> str:

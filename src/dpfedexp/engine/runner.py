@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,37 +31,20 @@ from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, LedgerErr
 Measure = Callable[[State], dict[str, float]]
 
 
-@dataclass(frozen=True)
-class RunnerOptions:
-    """Options of the run loop: files, budget, evaluation and callbacks.
-
-    Attributes:
-        run_folder: writes the files of the run; None for a run without a folder.
-        ledger: a ledger to use instead of the folder's.
-        last: the checkpoint to resume from.
-        measure: computes metrics of the released model from the server's own data.
-        evaluate_every: rounds between calls of `measure`.
-        budget: the ε, at the algorithm's δ, that the run must not exceed.
-        callbacks: called with every round's record.
-        progress: show a progress bar.
-    """
-
-    run_folder: RunFolder | None = None
-    ledger: Ledger | Path | str | None = None
-    last: Checkpoint | None = None
-    measure: Measure | None = None
-    evaluate_every: int = 1
-    budget: float | None = None
-    callbacks: tuple[OnRound, ...] = ()
-    progress: bool = False
-
-
 def run_to_end(
     engine: Engine,
     description: RunDescription,
-    how: RunnerOptions,
     facts_of: Callable[[OpenRun], RunFacts],
     model_of: Callable[[State], nn.Module],
+    *,
+    files: RunFolder | None,
+    last: Checkpoint | None,
+    ledger: Ledger | Path | str | None = None,
+    measure: Measure | None = None,
+    evaluate_every: int = 1,
+    budget: float | None = None,
+    callbacks: Sequence[OnRound] = (),
+    progress: bool = False,
     trainer: str = "",
 ) -> Run:
     """Run the remaining rounds and write all files.
@@ -69,33 +52,49 @@ def run_to_end(
     Args:
         engine: the engine of the run.
         description: its rounds, settings and facts for the statement.
-        how: files, budget and callbacks.
         facts_of: returns public facts for `run.json`.
         model_of: builds the module that the run returns from a state.
-        trainer: how local updates are computed.
+        files: the folder that the files of the run are written to; None for a run without a folder.
+        last: the checkpoint to resume from; None for a new run.
+        ledger: a ledger to use instead of the folder's.
+        measure: computes metrics of the released model from the server's own data.
+        evaluate_every: rounds between calls of `measure`.
+        budget: the ε, at the algorithm's δ, that the run must not exceed.
+        callbacks: called with every round's record.
+        progress: whether to show a progress bar.
+        trainer: how local updates are computed, for the result.
 
     Raises:
         Interrupted: a KeyboardInterrupt; its `run` holds the completed rounds.
         RoundFailed: a round failed; the completed rounds are on disk.
     """
-    files = how.run_folder
-    folder = None if files is None else files.path
+    folder, rounds, remote = None if files is None else files.path, description.rounds, engine.cohort.is_remote
     with (
-        OpenRun.open(description, how.ledger, folder, how.last) as open_run,
-        round_progress(engine, description.rounds, enabled=how.progress) as show_progress,
+        OpenRun.open(description, ledger, folder, last) as open_run,
+        round_progress(engine, rounds, enabled=progress) as show_progress,
     ):
         engine = replace(engine, run=open_run.name)
-        dimension, rounds = len(engine.start), description.rounds
-        plan = Plan.of(
-            engine.algorithm, engine.participation, engine.population, dimension, rounds, mechanism=engine.mechanism
-        )
-        told = any(hasattr(one, "on_advice") for one in how.callbacks)
-        tell: Callable[[Advice], object] = partial(call_hook, how.callbacks, "on_advice") if told else _warn
-        more = evaluation_precision(engine.evaluation, engine.expected)
-        commentary = Advisor(plan, description.start, tell, more)
+        who = (engine.participation, engine.population)
+        plan = Plan.of(engine.algorithm, *who, len(engine.start), rounds, mechanism=engine.mechanism)
+        heard = any(hasattr(one, "on_advice") for one in callbacks)
+        on_advice: Callable[[Advice], object] = partial(call_hook, callbacks, "on_advice") if heard else _warn
+        advisor = Advisor(plan, description.start, on_advice, evaluation_precision(engine.evaluation, engine.expected))
         facts = facts_of(open_run)
 
-        def made(end: RunEnd) -> Run:
+        def write_status(status: Status, reason: str = "", epsilon: float | None = None) -> None:
+            if files is not None:
+                spent = (
+                    compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon if epsilon is None else epsilon
+                )
+                files.write_status(status, open_run.state.round, rounds, spent, reason)
+
+        def running(epsilon: float | None = None) -> None:
+            """Write the status; in a deployment also the statement."""
+            if files is not None and remote:
+                files.state(statement_of(open_run, RunEnd("it is not complete.")))
+            write_status("running", epsilon=None if remote else epsilon)
+
+        def run_so_far(end: RunEnd) -> Run:
             return Run(
                 model_of(open_run.state),
                 open_run.history,
@@ -103,17 +102,9 @@ def run_to_end(
                 open_run.ledger,
                 trainer,
                 end.reason,
-                commentary.advice,
+                advisor.advice,
                 facts,
             )
-
-        def running() -> None:
-            """Write the status; in a deployment also the statement."""
-            if files is not None and engine.cohort.is_remote:
-                files.state(statement_of(open_run, RunEnd("it is not complete.")))
-            if files is not None:
-                epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
-                files.write_status("running", open_run.state.round, rounds, epsilon)
 
         def voted(state: State) -> None:
             open_run.voted(state)
@@ -122,26 +113,21 @@ def run_to_end(
         def completed(record: dict[str, Any]) -> Stop | None:
             if files is not None:
                 files.record(record)
-                if engine.cohort.is_remote:
-                    running()
-                else:
-                    files.write_status("running", open_run.state.round, rounds, record["epsilon_total"])
+            running(record["epsilon_total"])
             with _callers_code():
-                stop = notify_callbacks(how.callbacks, record)
+                stop = notify_callbacks(callbacks, record)
             show_progress(record)
-            commentary.after(record, open_run.state)
+            advisor.after(record, open_run.state)
             return stop
 
-        def written(end: RunEnd, status: Status, reason: str = "") -> Run:
+        def finish(end: RunEnd, status: Status, reason: str = "") -> Run:
             """Write and seal the results; return the run."""
             open_run.end(end.stop_source)
-            run = made(end)
+            run = run_so_far(end)
             open_run.seal(run.model)
             if files is not None:
                 files.finish(run)
-                files.write_status(
-                    status, open_run.state.round, rounds, run.privacy.epsilon_total, end.reason or reason
-                )
+            write_status(status, end.reason or reason, run.privacy.epsilon_total)
             return run
 
         try:
@@ -150,20 +136,20 @@ def run_to_end(
                     files.remove_results()
                 files.begin(facts)
                 running()
-                if engine.cohort.is_remote:
+                if remote:
                     # Reports of local DP are spent when they are sent, even if the server crashes before the round ends.
                     engine = replace(engine, on_charge=running)
             with _callers_code():
-                commentary.begin(open_run.history)
-                call_hook(how.callbacks, "on_train_begin", facts)
-                stop = call_hook(how.callbacks, "on_resume", open_run.history)
-            end = (
-                RunEnd(stop.reason, stop.source)
-                if stop is not None
-                else _rounds(engine, open_run, how, voted, completed)
-            )
-            commentary.end(open_run.state)
-            run = written(end, "completed" if end.reason is None else "stopped")
+                advisor.begin(open_run.history)
+                call_hook(callbacks, "on_train_begin", facts)
+                stop = call_hook(callbacks, "on_resume", open_run.history)
+            if stop is None:
+                limit = None if budget is None else Budget(budget, engine.algorithm.delta)
+                end = _rounds(engine, open_run, limit, measure, evaluate_every, voted, completed)
+            else:
+                end = RunEnd(stop.reason, stop.source)
+            advisor.end(open_run.state)
+            run = finish(end, "completed" if end.reason is None else "stopped")
         except (Exception, KeyboardInterrupt) as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             # Any other text could hold something about the clients' data.
@@ -171,10 +157,8 @@ def run_to_end(
             why = str(error) if own else "it was interrupted." if interrupted else "see the log of the run."
             end = RunEnd(None if open_run.state.round == rounds else why, "hand" if interrupted else "")
             with suppress(InputError, LedgerError, OSError):
-                if files is not None:
-                    epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
-                    files.write_status("failed", open_run.state.round, rounds, epsilon, end.reason or why)
-                written(end, "failed", why)
+                write_status("failed", end.reason or why)
+                finish(end, "failed", why)
             if not interrupted:
                 if files is not None:
                     error.add_note(f"The rounds so far are in {str(folder)!r}; {files.how_to_resume}.")
@@ -182,9 +166,9 @@ def run_to_end(
             where = "" if files is None else f"; {files.how_to_resume}"
             raise Interrupted(
                 f"interrupted after {open_run.state.round} of {rounds} rounds; this exception's `run` holds them{where}.",
-                made(end),
+                run_so_far(end),
             ) from None
-    call_hook(how.callbacks, "on_train_end", run)
+    call_hook(callbacks, "on_train_end", run)
     return run
 
 
@@ -194,6 +178,7 @@ CALLER_ERROR = "of_callers_code"
 
 @contextmanager
 def _callers_code() -> Iterator[None]:
+    """Mark exceptions from the code inside with `CALLER_ERROR`."""
     try:
         yield
     except Exception as error:
@@ -217,13 +202,14 @@ def _warn(advice: Advice) -> None:
 def _rounds(
     engine: Engine,
     open_run: OpenRun,
-    how: RunnerOptions,
+    budget: Budget | None,
+    measure: Measure | None,
+    evaluate_every: int,
     voted: Callable[[State], None],
     completed: Callable[[dict[str, Any]], Stop | None],
 ) -> RunEnd:
     """Run the remaining rounds; return how the run ended."""
     rounds, delta = open_run.description.rounds, engine.algorithm.delta
-    budget = None if how.budget is None else Budget(how.budget, delta)
 
     def due(number: int) -> bool:
         return engine.evaluation is not None and engine.evaluation.due(number, rounds)
@@ -254,10 +240,10 @@ def _rounds(
             epsilon = epsilon_so_far(open_run.ledger, delta, last=last)
             record = result.record(epsilon, {})
             failure: BaseException | None = None
-            if how.measure is not None and (number % how.evaluate_every == 0 or last):
+            if measure is not None and (number % evaluate_every == 0 or last):
                 try:
                     with _callers_code():
-                        measured = how.measure(state)
+                        measured = measure(state)
                         for name in measured:
                             require(
                                 not name.startswith("clients_"),

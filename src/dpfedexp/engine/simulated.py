@@ -117,17 +117,17 @@ class Simulation(Cohort):
         sums: Sums | None = None
         controls: list[tuple[Tensor, Tensor]] = []
         true_squares = 0.0
-        judge = None
-        unchanged = None if self.task.synthetic is None else _unchanged(w)
+        check_state = None
+        check_model = None if self.task.synthetic is None else _check_unchanged(w)
         chunks = list(self._chunks(cohort))
         for clients in chunks:
             updates = self.rows(request, w, clients)
             ballots = self._ballots(request, clients, updates)
-            if unchanged is not None:
-                unchanged()
+            if check_model is not None:
+                check_model()
             elif clients is chunks[-1]:
                 # The check is started here and read below, so that it does not make the CPU wait for the GPU.
-                judge = self.task.look()
+                check_state = self.task.look()
             # An isolated run clips and randomizes batches of one size; the last batch may have padding rows.
             unit, first = self.unit or len(clients), 0
             for part, rows in zip(clients.split(unit), updates.split(unit), strict=True):
@@ -143,10 +143,10 @@ class Simulation(Cohort):
                 sums = added if sums is None else sums + added
                 if self.diagnostics:
                     true_squares += float(row_norms(clipped.vectors[: len(part)]).square().sum())
-        if judge is not None:
-            judge()
-        if unchanged is not None:
-            unchanged(judged=True)
+        if check_state is not None:
+            check_state()
+        if check_model is not None:
+            check_model(last=True)
         width = bin_count(request.purpose) or mechanism.width(len(w))
         zero = Sums.zero(width, self.task.device, len(mechanism.votes))
         return Answer(sums or zero, {}, controls, true_squares)
@@ -189,24 +189,19 @@ class Simulation(Cohort):
 
     def rows(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
         """The answers of a chunk of clients before clipping, one row for each client."""
-        if request.purpose == EVALUATION:
-            return self.measurements(request, w, clients)
-        if request.purpose == CANDIDATE:
-            return self.best_candidates(request, clients)
-        return self.updates(request, w, clients) if request.purpose == UPDATE else self.places(request, w, clients)
+        compute = {EVALUATION: self.measurements, CANDIDATE: self.best_candidates, UPDATE: self.updates}
+        return compute.get(request.purpose, self.places)(request, w, clients)
 
-    def best_candidates(self, request: Request, clients: Tensor) -> Tensor:
+    def best_candidates(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
         """Answers to a vote on candidates: ½ in the bin of the released model with the lowest loss on the client's rows."""
-        players = request.state.players
-        losses = torch.full((len(clients), bin_count(CANDIDATE)), math.inf, device=self.task.device)
-        for number, player in players.items():
-            of = self.candidates[number]
-            w = player.reported.float().to(self.task.device)
+        losses = torch.full((len(clients), bin_count(CANDIDATE)), math.inf, device=w.device)
+        for number, player in request.state.players.items():
+            own, model = self.candidates[number], player.reported.float().to(w.device)
 
-            def own(who: Tensor, of: Simulation = of, w: Tensor = w) -> Tensor:
-                return of.loss_after(w, w.new_zeros(len(who), len(w)), who, request.round)[:, None]
+            def loss(who: Tensor, own: Simulation = own, model: Tensor = model) -> Tensor:
+                return own.loss_after(model, model.new_zeros(len(who), len(model)), who, request.round)[:, None]
 
-            found = of._of_holders(own, clients, 1, w.device)[: len(clients), 0]
+            found = own._of_holders(loss, clients, 1, w.device)[: len(clients), 0]
             losses[:, number] = torch.nan_to_num(found, nan=math.inf)
         holds = (self.task.clients.sizes[clients] > 0).to(losses.device) & losses.isfinite().any(1)
         rows = bin_answers(torch.where(holds, losses.argmin(1) + 1, 0), bin_count(CANDIDATE))
@@ -217,7 +212,7 @@ class Simulation(Cohort):
         scores = self.scores
         if scores is None:
             raise InputError(
-                "the server asks for a measurement of the model, which these clients are not prepared for."
+                "the server asks the clients to evaluate the model, but these clients were not set up for it."
             )
         if self.unit is None:
             return scores.of_clients(w, clients, request.round)
@@ -229,7 +224,7 @@ class Simulation(Cohort):
         """One row for each client of a chunk, zero for a client without rows; an isolated run may append padding rows."""
         state, number, rate = request.state, request.round, request.local_rate
 
-        def learn(who: Tensor) -> Tensor:
+        def train(who: Tensor) -> Tensor:
             correction = None
             if state.control is not None and state.client_controls is not None:
                 correction = state.control.float().to(w.device) - state.client_controls[who].to(w.device)
@@ -240,7 +235,7 @@ class Simulation(Cohort):
             improved = self.loss_after(w, rows, who, number) < self.loss_after(w, torch.zeros_like(rows), who, number)
             return torch.where(improved[:, None], rows, torch.zeros_like(rows))
 
-        return self._of_holders(learn, clients, len(w), w.device)
+        return self._of_holders(train, clients, len(w), w.device)
 
     def places(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
         """Answers to a vote, [n, bins]: ½ in the bin of the client's best rate, best scale of the rate, or update norm.
@@ -252,19 +247,19 @@ class Simulation(Cohort):
         def trained(who: Tensor, rates: Tensor) -> Tensor:
             return self.trainer(w, who, self.plan(who, BEFORE), BEFORE, None, rates)
 
-        def looked(who: Tensor, scale: float) -> Tensor:
+        def loss_around_anchor(who: Tensor, scale: float) -> Tensor:
             anchor = request.state.memory[ANCHOR].float().to(w.device)
             ways = (way.expand(len(who), -1).contiguous() for way in moves(anchor, w, request.shake, scale))
             return sum((self.loss_after(anchor, way, who, request.round) for way in ways), w.new_zeros(len(who)))
 
         def answers(who: Tensor) -> Tensor:
             if request.purpose == SCALE:
-                found = best_scale(torch.stack([looked(who, scale) for scale in SCALES]))
+                found = best_scale(torch.stack([loss_around_anchor(who, scale) for scale in SCALES]))
             elif request.purpose == CLIP:
                 found = nearest_radii(row_norms(trained(who, w.new_full((len(who),), rate))))
             else:
-                still = self.loss_after(w, w.new_zeros(len(who), len(w)), who, BEFORE)
-                found = best_rates(still, lambda rates: self.loss_after(w, trained(who, rates), who, BEFORE))
+                loss_before = self.loss_after(w, w.new_zeros(len(who), len(w)), who, BEFORE)
+                found = best_rates(loss_before, lambda rates: self.loss_after(w, trained(who, rates), who, BEFORE))
             return bin_answers(found.to(w.device), bin_count(request.purpose))
 
         return self._of_holders(answers, clients, bin_count(request.purpose), w.device)
@@ -341,21 +336,21 @@ class OneGroup:
         self.taken[cohort] = True
 
 
-def _unchanged(w: Tensor) -> Callable[..., None]:
-    """Return a function that compares the released model with its first bits, after every chunk; if `judged`, it raises."""
+def _check_unchanged(w: Tensor) -> Callable[..., None]:
+    """Return a function that checks that `w` is still what it is now. It only records a change, and raises with `last=True`."""
     before, same = w.clone(), torch.ones((), dtype=torch.bool, device=w.device)
 
-    def compare(*, judged: bool = False) -> None:
-        # Released parameters are never NaN, so == finds every change. Only the last comparison waits for the GPU.
+    def check(*, last: bool = False) -> None:
+        # Released parameters are never NaN, so == finds every change. Only the last check waits for the GPU.
         nonlocal same
         same = same & (w == before).all()
-        if judged and not bool(same):
+        if last and not bool(same):
             raise RoundFailed(
                 "the released model changed while clients trained on it, so that one client could reach another; nothing of this "
                 "round was charged or released."
             )
 
-    return compare
+    return check
 
 
 def ballots_of(task: Task) -> Ballots | None:

@@ -159,7 +159,7 @@ def callbacks_of(on_round: OnRound | Iterable[OnRound] | None) -> tuple[OnRound,
     """Convert one callback, several or None to a tuple; raises `InputError` for anything else."""
     if on_round is None:
         return ()
-    many = (on_round,) if callable(on_round) else tuple(on_round) if isinstance(on_round, list | tuple) else (on_round,)
+    many = tuple(on_round) if isinstance(on_round, list | tuple) else (on_round,)
     for one in many:
         require(
             callable(one) and not isinstance(one, type),
@@ -170,8 +170,13 @@ def callbacks_of(on_round: OnRound | Iterable[OnRound] | None) -> tuple[OnRound,
 
 def notify_callbacks(callbacks: Sequence[OnRound], record: Record) -> Stop | None:
     """Call every callback with a round's record; returns the first `Stop`."""
-    answers = [_answer(callback, record) for callback in callbacks]
-    return next((stop for stop in answers if stop is not None), None)
+    answers = []
+    for callback in callbacks:
+        try:
+            answers.append(callback(record))
+        except Stop as stop:
+            answers.append(stop)
+    return next((answer for answer in answers if isinstance(answer, Stop)), None)
 
 
 def call_hook(callbacks: Sequence[OnRound], method: str, value: object) -> Stop | None:
@@ -183,14 +188,6 @@ def call_hook(callbacks: Sequence[OnRound], method: str, value: object) -> Stop 
     asked = [getattr(callback, method, None) for callback in callbacks]
     answers = [one(value) for one in asked if callable(one)]
     return next((stop for stop in answers if isinstance(stop, Stop)), None)
-
-
-def _answer(callback: OnRound, record: Record) -> Stop | None:
-    try:
-        answer = callback(record)
-    except Stop as stop:
-        return stop
-    return answer if isinstance(answer, Stop) else None
 
 
 def _check_source(source: object) -> None:

@@ -25,7 +25,7 @@ from dpfedexp.engine.open_run import OpenRun, described, facts_of
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.ranks import RankCohort
 from dpfedexp.engine.run import Run, RunFacts, RunFolder
-from dpfedexp.engine.runner import RunnerOptions, run_to_end
+from dpfedexp.engine.runner import run_to_end
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.engine.tournament import Candidate, candidates_of, compared
@@ -193,16 +193,6 @@ def train(
             warn(note)
         tasks = [one.task for one in simulations]
         measures = [make_evaluator(server, clients, *own) for own in zip(tasks, models, strict=True) if server]
-        how = RunnerOptions(
-            run_folder,
-            ledger,
-            last,
-            (lambda state: measures[state.candidate](state)) if measures else None,
-            every,
-            budget,
-            callbacks,
-            execution.progress,
-        )
         description = described(
             engine,
             simulation,
@@ -227,7 +217,21 @@ def train(
         def model_of(state: State) -> nn.Module:
             return filled(state.candidate, state.reported.cpu())
 
-        run = run_to_end(engine, description, how, facts, model_of, trainer)
+        run = run_to_end(
+            engine,
+            description,
+            facts,
+            model_of,
+            files=run_folder,
+            last=last,
+            ledger=ledger,
+            measure=(lambda state: measures[state.candidate](state)) if measures else None,
+            evaluate_every=every,
+            budget=budget,
+            callbacks=callbacks,
+            progress=execution.progress,
+            trainer=trainer,
+        )
         if team is not None:
             candidate = int(run.history[-1].get("candidate", 0)) if run.history else 0
             w = simulations[candidate].task.layout.read(run.model).cpu()
@@ -240,9 +244,7 @@ def run_folder_of(out: Path | str | RunFolder | None, call: str = "") -> RunFold
     if out is None or isinstance(out, RunFolder):
         return out
     require(isinstance(out, str | Path), f"out is {out!r}; it must be the path of a folder.")
-    folder = RunFolder(out, resume=True)
-    folder.call = call
-    return folder
+    return RunFolder(out, resume=True, call=call)
 
 
 def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
@@ -264,20 +266,16 @@ def frozen_tag(model: nn.Module, layout: Layout) -> str | None:
 
 
 def make_evaluator(evaluation: Evaluation, clients: Clients, task: Task, model: nn.Module) -> Evaluator:
-    """Build the evaluator for a test set or a function; None without one.
-
-    Two rows of a test set are tried before the first round, and all its labels are checked.
-    """
+    """Build the evaluator for a test set or a function. Two rows of a test set are tried now, and all its labels are checked."""
     if callable(evaluation.on):
-        return Evaluator(model, task, evaluation.on, asks=False)
+        return Evaluator(model, task, evaluation.on, shares_frozen=False)
     test = evaluation.on
-    cast = getattr(clients, "prepare", None)
-    if cast is None:
-        raise InputError(
-            f"evaluate is a test set, but a {type(clients).__name__} has no method prepare that casts it as the clients' data are; "
-            "give a function (model) → dict instead."
-        )
-    inputs, targets = cast(test[0], test[1], task.device)
+    require(
+        hasattr(clients, "prepare"),
+        f"evaluate is a test set, but a {type(clients).__name__} has no method prepare that casts it as the clients' data are; "
+        "give a function (model) → dict instead.",
+    )
+    inputs, targets = cast(Any, clients).prepare(test[0], test[1], task.device)
     measure = on_test_set(inputs, targets, task.loss, metrics=evaluation.metrics)
     shapes = f"inputs of shape {shape_of(inputs)} and targets of shape {tuple(targets.shape)}"
     with torch.no_grad():
@@ -290,7 +288,7 @@ def make_evaluator(evaluation: Evaluation, clients: Clients, task: Task, model: 
             raise InputError(
                 f"evaluate has {shapes}, which do not fit the model and its loss: {first_line(error)}"
             ) from None
-    evaluator = Evaluator(model, task, measure, asks=True)
+    evaluator = Evaluator(model, task, measure, shares_frozen=True)
     share = majority_share(task.loss, read(task.loss, outputs), targets)
     evaluator.baselines = {} if share is None else {"test_accuracy": share}
     return evaluator
@@ -300,10 +298,10 @@ class Evaluator:
     """Evaluate released parameters, in a copy of the model that clients do not train.
 
     Every evaluation uses a new copy, so that a module's state or a change by a caller's function does not affect the next one.
-    `asks` says that `evaluate` only calls the model, as for a test set; then all copies share the frozen parameters.
+    With `shares_frozen` all copies share the frozen parameters; it is for an `evaluate` that only calls the model.
     """
 
-    def __init__(self, model: nn.Module, task: Task, evaluate: Evaluate, *, asks: bool) -> None:
+    def __init__(self, model: nn.Module, task: Task, evaluate: Evaluate, *, shares_frozen: bool) -> None:
         self.task, self.evaluate = task, evaluate
         self.baselines: dict[str, float] = {}
         self.copy = copy.deepcopy(model).to(task.device).eval()
@@ -312,21 +310,21 @@ class Evaluator:
         for name, own in frozen.items():
             # Frozen parameters share memory with the clients' model.
             own.data = held[name].data
-        self.shared = {id(own): own for own in frozen.values() if asks}
+        self.shared = {id(own): own for own in frozen.values() if shares_frozen}
 
     def __call__(self, state: State) -> dict[str, float]:
         model = copy.deepcopy(self.copy, dict(self.shared))
         self.task.layout.write(model, state.reported.to(self.task.device))
         found = self.evaluate(model)
-        if not isinstance(found, Mapping):
-            raise InputError(
-                f"evaluate returned a {type(found).__name__}; it must return a dict of numbers by name, {{'loss': 0.3}}."
-            )
-        return {name: _number(name, value) for name, value in found.items()}
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"evaluate returned a {type(value).__name__} for {name!r}; it must be one number.") from None
+        require(
+            isinstance(found, Mapping),
+            f"evaluate returned a {type(found).__name__}; it must return a dict of numbers by name, {{'loss': 0.3}}.",
+        )
+        numbers = {}
+        for name, value in found.items():
+            try:
+                numbers[name] = float(value)
+            except (TypeError, ValueError, RuntimeError):
+                wrong = f"evaluate returned a {type(value).__name__} for {name!r}; it must be one number."
+                raise InputError(wrong) from None
+        return numbers

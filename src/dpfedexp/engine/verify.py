@@ -34,18 +34,11 @@ _RELATIVE = 1e-9
 _MAX_METRICS_LINE = 2**20
 _FIGURES = ("epsilon_total", "epsilon_round", "delta", "membership_advantage", "attack_success")
 _FACTS = ("rounds", "adjacency", "setting", "private", "accountant")
-_OPTIONAL_FACTS = (
-    "exact",
-    "nominal_epsilon_round",
-    "large_delta",
-    "sampling",
-    "no_other_adjacency",
-    "no_models_only",
-    "votes",
-    "noise_cohort",
-    "stand_ins",
+_OPTIONAL = (
+    *("exact", "nominal_epsilon_round", "large_delta", "sampling", "no_other_adjacency", "no_models_only", "votes"),
+    *("noise_cohort", "stand_ins", "other_adjacency", "models_only"),
 )
-_VIEWS = ("other_adjacency", "models_only")
+"""Fields of a claim that a statement may leave out."""
 CONTEXT = ("noise_cohort", "stand_ins")
 """Optional fields of a ledger's header that change what its charges promise: those of a larger deployment."""
 
@@ -119,18 +112,11 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
     # The statement of a run that stopped early includes its planned rounds, which are all alike.
     missing = [*charges, *_left(run, ledger, rounds, made, planned or 0)] if stopped else None
     statement = PrivacyStatement.from_charges(charges, planned=missing, **known, **_context(header))
-    return (
-        statement
-        if claim is None
-        else replace(
-            statement,
-            not_covered=claim.not_covered,
-            # Automatic choices are not in the ledger, and the guarantee does not depend on them.
-            choices=claim.choices,
-            planned_rounds=claim.planned_rounds,
-            planned_epsilon_total=claim.planned_epsilon_total,
-        )
-    )
+    if claim is None:
+        return statement
+    # These are not in the ledger, and the guarantee does not depend on them.
+    kept = ("not_covered", "choices", "planned_rounds", "planned_epsilon_total")
+    return replace(statement, **{name: getattr(claim, name) for name in kept})
 
 
 def _left(
@@ -139,22 +125,19 @@ def _left(
     """Planned charges that a run that stopped early did not make: rounds, votes and evaluations by its clients."""
     usual, _ = max(rounds, key=lambda charge: charge[1])
     left, own = [(usual, max(0, planned - made))], _run_of(run, ledger)
-    for vote in _announced(run, ledger, own, "votes") or ():
-        try:
+    try:
+        for vote in _announced(run, ledger, own, "votes") or ():
             event, numbers = from_json(vote["event"]), [int(number) for number in vote["rounds"]]
-        except (KeyError, TypeError, ValueError):
-            raise InputError("the run does not say which votes it takes.") from None
-        left.append((event, votes_left(event, numbers, ledger, own or "")))
-    announced = _announced(run, ledger, own, "evaluation")
-    if isinstance(announced, dict) and announced:
-        try:
+            left.append((event, votes_left(event, numbers, ledger, own or "")))
+        announced = _announced(run, ledger, own, "evaluation")
+        if isinstance(announced, dict) and announced:
             event, every = from_json(announced["event"]), int(announced["every"])
-        except (KeyError, TypeError, ValueError):
-            raise InputError("the run does not say how its clients measure the model.") from None
-        asked = sum(entry.run == own and entry.event.question == EVALUATION for entry in ledger.entries)
-        # `made` and `planned` may count other runs' rounds on the same ledger.
-        own_rounds = planned - made + sum(count for _, count in rounds)
-        left.append((event, max(0, evaluation_count(own_rounds, every) - asked)))
+            asked = sum(entry.run == own and entry.event.question == EVALUATION for entry in ledger.entries)
+            # `made` and `planned` may count other runs' rounds on the same ledger.
+            own_rounds = planned - made + sum(count for _, count in rounds)
+            left.append((event, max(0, evaluation_count(own_rounds, every) - asked)))
+    except (KeyError, TypeError, ValueError):
+        raise InputError("the run does not say which votes and evaluations by its clients it planned.") from None
     return [(event, count) for event, count in left if count]
 
 
@@ -195,7 +178,10 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         before: the events of votes and evaluations that the configuration plans beside rounds.
     """
     if run.is_dir() and not (run / LEDGER).exists():
-        return [Check("ledger", False, _without_ledger(run), incomplete=True)]
+        taken = f"but {LEDGER_HEAD} does: it was taken away. Put it back"
+        elsewhere = "a run that charges a ledger elsewhere can be checked only with a copy of it under this name"
+        why = f", {taken}" if (run / LEDGER_HEAD).exists() else f"; {elsewhere}"
+        return [Check("ledger", False, f"{LEDGER} does not exist{why}", incomplete=True)]
     try:
         ledger = open_ledger(run)
         marks: list[tuple[Path, LedgerMark]] = []
@@ -207,13 +193,12 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         return [Check("ledger", False, str(error))]
     checks = [Check("ledger", True, f"{len(ledger)} charges; the hash chain is whole")]
     for file, mark in marks:
-        knows = f"{str(file)!r} knows of {mark.count} charges"
+        held, knows = ledger.holds(mark), f"{str(file)!r} knows of {mark.count} charges"
         lost = (
-            f"{knows} that this ledger does not hold: another copy of the run went on, or this one was taken back, and what it "
-            "claims leaves out what was spent there"
+            "that this ledger does not hold: another copy of the run went on, or this one was replaced by an older copy, and its "
+            "claim leaves out what was spent there"
         )
-        held = ledger.holds(mark)
-        checks.append(Check("newest copy", held, f"{knows}, and all of them are here" if held else lost))
+        checks.append(Check("newest copy", held, f"{knows}, and all of them are here" if held else f"{knows} {lost}"))
     checks.append(_check_released(run, ledger))
     claim = read_claim(run)
     if claim is None:
@@ -270,12 +255,6 @@ def _check_sealed(run: Path, ledger: Ledger) -> list[Check]:
     return checks
 
 
-def _without_ledger(run: Path) -> str:
-    if (run / LEDGER_HEAD).exists():
-        return f"{LEDGER} does not exist, but {LEDGER_HEAD} does: it was taken away. Put it back"
-    return f"{LEDGER} does not exist; a run that charges a ledger elsewhere can be checked only with a copy of it under this name"
-
-
 def _check_released(run: Path, ledger: Ledger) -> Check:
     # Charges of other runs on the same ledger do not count.
     own = _run_of(run, ledger)
@@ -309,9 +288,9 @@ def _released_rounds(path: Path, prefix: str = "") -> Iterator[int]:
 
 def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement) -> list[Check]:
     checks = []
-    for name in (*_FIGURES, *_FACTS, *_OPTIONAL_FACTS, *_VIEWS):
+    for name in (*_FIGURES, *_FACTS, *_OPTIONAL):
         claimed, recomputed = getattr(claim, name), getattr(proven, name)
-        if name in (*_OPTIONAL_FACTS, *_VIEWS) and claimed == recomputed and claimed in (None, "", ()):
+        if name in _OPTIONAL and claimed == recomputed and claimed in (None, "", ()):
             continue  # neither side has a value
         same = _same(name, claimed, recomputed)
         differs = "" if same else f"claimed {_show(claimed)}, but the ledger gives "
@@ -320,15 +299,10 @@ def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement) -> list[Chec
 
 
 def _same(name: str, claimed: Any, recomputed: Any) -> bool:
-    if name in _FIGURES:
-        return _close(claimed, recomputed)
     if isinstance(claimed, View) and isinstance(recomputed, View):
-        figures = ("epsilon_round", "epsilon_total")
-        facts = ("adjacency", "accountant", "exact")
-        return all(_close(getattr(claimed, key), getattr(recomputed, key)) for key in figures) and all(
-            getattr(claimed, key) == getattr(recomputed, key) for key in facts
-        )
-    return bool(claimed == recomputed)
+        fields = ("epsilon_round", "epsilon_total", "adjacency", "accountant", "exact")
+        return all(_same(field, getattr(claimed, field), getattr(recomputed, field)) for field in fields)
+    return _close(claimed, recomputed) if name in _FIGURES else bool(claimed == recomputed)
 
 
 def _check_text(run: Path, claim: PrivacyStatement) -> list[Check]:

@@ -30,7 +30,7 @@ from dpfedexp.engine.fit import describe_choices, rounds_for, with_choices
 from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, settings_of
 from dpfedexp.engine.plan import log
 from dpfedexp.engine.run import Run, RunFacts, RunFolder, StoredParameters
-from dpfedexp.engine.runner import RunEnd, RunnerOptions, run_to_end, statement_of
+from dpfedexp.engine.runner import RunEnd, run_to_end, statement_of
 from dpfedexp.engine.stopping import OnAdvice, OnRound, callbacks_of
 from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.evaluation import Evaluation, on_test_set
@@ -276,13 +276,6 @@ class DpFedExp(Strategy):
 
         how = {"command": "flwr run", "data": "a Flower federation", "purpose": "in federation.folder"}
         files = RunFolder(self.folder, resume=True, **how)
-        options = RunnerOptions(
-            files,
-            last=load(self.folder),
-            measure=measure,
-            budget=self.budget,
-            callbacks=(completed, OnAdvice(partial(log, _log)), *self.callbacks),
-        )
 
         def facts(open_run: OpenRun) -> RunFacts:
             self._open = open_run
@@ -294,7 +287,17 @@ class DpFedExp(Strategy):
             return StoredParameters(dict(layout.unflatten(state.reported.cpu().float())))
 
         try:
-            self.run = run_to_end(engine, description, options, facts, stored)
+            self.run = run_to_end(
+                engine,
+                description,
+                facts,
+                stored,
+                files=files,
+                last=load(self.folder),
+                measure=measure,
+                budget=self.budget,
+                callbacks=(completed, OnAdvice(partial(log, _log)), *self.callbacks),
+            )
         except RoundFailed as reason:
             _log.error("Stopped: %s", reason)
             raise

@@ -67,7 +67,7 @@ class RunRecord:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether the folder is that of a run; one that was started with `checkpoint` alone has only the checkpoint."""
+    """Return whether the folder is that of a run; before its first round it has only the checkpoint."""
     return (folder / METRICS).is_file() or (folder / CHECKPOINT).is_file()
 
 
