@@ -144,8 +144,7 @@ def changed_release(monkeypatch, change):
 
 def test_planted_adaptive_clip_that_follows_the_true_count_is_caught(monkeypatch):
     changed_release(
-        monkeypatch,
-        lambda release, sums, m: replace(release, votes={WITHIN_CLIP: 0.5 + float(sums.votes[0]) / m}),
+        monkeypatch, lambda release, sums, m: replace(release, votes={WITHIN_CLIP: 0.5 + float(sums.votes[0]) / m})
     )
     assert outcomes(audit_history("adaptive clip", 5, CONFIDENCE, rounds=500)) == {"BROKEN"}
 

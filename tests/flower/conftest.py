@@ -15,6 +15,12 @@ from dpfedexp.flower import client
 from .loopback import Silence
 
 
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch):
+    """Files are written and not synced: no test here takes the machine's power away, and syncing is most of their time."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
 @pytest.fixture
 def silent(monkeypatch):
     """Clients draw no noise."""

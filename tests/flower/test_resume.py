@@ -1,4 +1,4 @@
-"""After a crash at any point a resumed deployment ends where an uninterrupted one does, over the ledger that paid for its checkpoint.
+"""A deployment that crashed anywhere ends, once resumed, where a whole one does, over the ledger that paid for its checkpoint.
 
 The engine's own tests of folders, ledgers and anchors (`engine/test_resume.py`, `engine/test_one_writer.py`) hold here too.
 """

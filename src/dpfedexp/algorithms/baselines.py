@@ -52,15 +52,7 @@ def dp_fedavg(
     server: ServerOptimizer = Extrapolate()
     if server_momentum is not None:
         name, rule, server = "dp_fedavgm", one, Momentum(server_rate, server_momentum)
-    return Algorithm(
-        name,
-        mechanism,
-        rule,
-        clip_of(clip),
-        server=server,
-        average_last=average_last,
-        **options,
-    )
+    return Algorithm(name, mechanism, rule, clip_of(clip), server=server, average_last=average_last, **options)
 
 
 @checked(hints=HINTS)
@@ -86,13 +78,7 @@ def dp_fedadam(
     0.03
     """
     return Algorithm(
-        "dp_fedadam",
-        mechanism,
-        one,
-        clip_of(clip),
-        server=Adam(lr=server_rate),
-        average_last=average_last,
-        **options,
+        "dp_fedadam", mechanism, one, clip_of(clip), server=Adam(lr=server_rate), average_last=average_last, **options
     )
 
 
@@ -126,11 +112,5 @@ def dp_scaffold(
         "control is 'report', but only in a local setting does a client randomize what it sends; use 'update'.",
     )
     return Algorithm(
-        "dp_scaffold",
-        mechanism,
-        one,
-        clip_of(clip),
-        scaffold=control,
-        average_last=average_last,
-        **options,
+        "dp_scaffold", mechanism, one, clip_of(clip), scaffold=control, average_last=average_last, **options
     )
