@@ -26,7 +26,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.flower.access import read_nodes
-from dpfedexp.flower.local_deployment import QUIET, Deployment, make_node_key, marked
+from dpfedexp.flower.local_deployment import QUIET, Deployment, make_node_key, processes_of
 from dpfedexp.flower.monitor import read_status
 from dpfedexp.models import linear_regression
 from tests.sizes import long
@@ -72,7 +72,7 @@ def test_three_nodes_with_tls_survive_hostile_clients_kills_and_a_resume(tmp_pat
         no_connection_left_the_machine(deployment, peers)
         no_update_is_on_disk(tmp_path)
     no_update_is_on_disk(tmp_path)
-    assert marked(deployment.mark) == [], "nothing may be left running"
+    assert processes_of(deployment.mark) == [], "nothing may be left running"
 
 
 @contextlib.contextmanager
@@ -83,7 +83,7 @@ def connections(deployment: Deployment) -> Iterator[set[str]]:
 
     def watch() -> None:
         while not done.wait(0.5):
-            for pid in marked(deployment.mark):
+            for pid in processes_of(deployment.mark):
                 with contextlib.suppress(OSError):
                     peers.update(_peers(pid))
 
@@ -296,7 +296,7 @@ def no_connection_left_the_machine(deployment: Deployment, peers: set[str]) -> N
 
 def _programs(deployment: Deployment, name: str) -> list[int]:
     found = []
-    for pid in marked(deployment.mark):
+    for pid in processes_of(deployment.mark):
         try:
             if name in Path(f"/proc/{pid}/cmdline").read_text():
                 found.append(pid)

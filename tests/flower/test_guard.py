@@ -205,7 +205,7 @@ def test_the_ledger_and_its_anchor_agree_before_an_answer_exists(guard, tmp_path
     for number in (1, 2, 3):
         guard.admit(request(round=number))
         mark = book(tmp_path).mark()
-        assert guard_ledger._read(tmp_path / "guard.anchor.json") == mark
+        assert guard_ledger._read_anchor(tmp_path / "guard.anchor.json") == mark
         assert mark.count == number
 
 
@@ -354,7 +354,7 @@ def test_two_copies_that_charge_at_once_never_both_pass(guard, tmp_path):
 
 def test_an_anchor_that_moved_while_the_ledger_was_in_use_is_not_written_over(guard):
     spend(guard, 1)
-    anchor = guard_ledger._outside(guard_summary(guard)["id"])
+    anchor = guard_ledger._shared_anchor(guard_summary(guard)["id"])
 
     def charge_meanwhile() -> None:
         with guard_ledger.guard_ledger(guard.path) as ledger:

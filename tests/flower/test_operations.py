@@ -26,7 +26,7 @@ from dpfedexp.cli.flower import _files_of_nodes
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower.access import check_file
 from dpfedexp.flower.app import (
-    _end,
+    _final_status,
     _show_failures,
     _stream,
     app_hash,
@@ -439,10 +439,10 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
 
     monkeypatch.setattr("dpfedexp.flower.app.program", str)
     monkeypatch.setattr(subprocess, "run", slow)
-    assert _end(tmp_path / "run", "up", "7", {}, {})[0] == "completed"
-    assert _end(tmp_path / "elsewhere", "up", "7", {}, {}) == ("failed", {})
+    assert _final_status(tmp_path / "run", "up", "7", {}, {})[0] == "completed"
+    assert _final_status(tmp_path / "elsewhere", "up", "7", {}, {}) == ("failed", {})
     monkeypatch.setattr("dpfedexp.flower.app._flowers_status", lambda *given: "finished:failed")
-    status, told = _end(tmp_path / "run", "up", "7", {}, read_status(tmp_path / "run"))
+    status, told = _final_status(tmp_path / "run", "up", "7", {}, read_status(tmp_path / "run"))
     assert (status, told["reason"]) == ("failed", ""), "the reason of an earlier run is not this one's"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.flower.local_deployment import Deployment, marked
+from dpfedexp.flower.local_deployment import Deployment, processes_of
 from tests.sizes import long
 
 from ..mechanisms.parties import helper_file, public_key
@@ -81,4 +81,4 @@ def test_two_rounds_with_a_helper_are_on_every_ledger_and_a_server_that_is_kille
     assert [1, 2] <= helped <= rounds
     statement = json.loads((out / "privacy.json").read_text())
     assert (statement["setting"], statement["rounds"]) == ("two-party", len(rounds))
-    assert marked(deployment.mark) == []
+    assert processes_of(deployment.mark) == []

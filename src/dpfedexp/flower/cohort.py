@@ -359,6 +359,7 @@ class FlowerCohort(Cohort):
 
 
 def _named(request: Request) -> str:
+    """The name of a request in error messages."""
     if request.purpose == EVALUATION:
         return f"the evaluation after round {request.round}"
     return f"round {request.round}" if request.purpose == UPDATE else f"the vote on the {request.purpose}"
