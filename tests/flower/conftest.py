@@ -1,7 +1,5 @@
 """What tests of deployments share."""
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """A round through Flower is a round of the simulator: the same numbers without noise, the same distribution with it."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Real processes on loopback with TLS and node authentication: a SuperLink, three SuperNodes, and everything that can go wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import http.client
@@ -138,17 +136,8 @@ def control_is_closed_to_nodes(deployment: Deployment, place: Path) -> None:
         )
         assert done.returncode != 0, (command, done.stdout)
         assert "Successfully" not in done.stdout
-    paths = {
-        "/v1/fleet/activate-node": 415,  # reached, and not content with this
-        "/v1/control/start-run": 404,
-        "/v1/control/register-node": 404,
-        "/v1/runtime/acquire-task": 404,
-        "/v1/fleet/../control/start-run": 404,
-        "/v1/fleet/%2e%2e/control/start-run": 404,
-        "//v1/control/start-run": 404,
-        "/health": 404,
-        "/openapi.json": 404,
-    }
+    # The first is reached, and not content with an empty request; `test_superlink.py` tries all other paths.
+    paths = {"/v1/fleet/activate-node": 415, "/v1/control/start-run": 404, "/v1/fleet/%2e%2e/control/start-run": 404}
     trust = ssl.create_default_context(cafile=str(deployment.certificates.authority))
     for path, expected in paths.items():
         connection = http.client.HTTPSConnection(NETWORK, deployment.port, context=trust, timeout=PATIENCE)

@@ -3,8 +3,6 @@
 The app says `epsilon = 8` and nothing else about training. What both choose without noise, and that what clients measure is true,
 is tried in one process (`engine/test_cohorts.py`, `engine/test_evaluation.py`)."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The guard charges what a node's data can do to its answers, and its ledger can't be begun anew unnoticed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """Requests and reports go through the wire as they are, and every part that is wrong is refused by its name."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What leaves a node, votes included, and what a node refuses."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace

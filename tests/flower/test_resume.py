@@ -3,8 +3,6 @@
 The engine's own tests of folders, ledgers and anchors (`engine/test_resume.py`, `engine/test_one_writer.py`) hold here too.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The strategy against clients that fail, lie or repeat themselves: what counts, what is charged, what is said."""
 
-from __future__ import annotations
-
 import json
 import logging
 import tempfile
@@ -22,6 +20,7 @@ from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.cohort import choose
 from dpfedexp.flower.messages import REPORT, REQUEST
+from dpfedexp.flower.monitor import read_status
 
 from .loopback import LoopbackGrid, Silence, deploy, flat, grid_of, plain_app, problem
 
@@ -194,16 +193,19 @@ def test_with_too_few_replies_the_round_fails_and_releases_nothing(algorithm, pa
     assert read_progress(tmp_path).round == 0
 
 
-def test_a_local_round_is_charged_before_its_messages_leave(tmp_path):
-    seen = []
+def test_a_local_round_is_charged_and_in_the_status_before_its_messages_leave(tmp_path):
+    """Clients randomize and send in a round that the server may not live to finish."""
+    seen, told = [], []
 
     class Watching(LoopbackGrid):
         def push_messages(self, messages):
             seen.append(charges(tmp_path))
+            told.append(read_status(tmp_path)["epsilon"])
             return super().push_messages(messages)
 
     start(tmp_path, LDP, Watching(plain_app(*problem(3)), 3), rounds=2)
     assert seen == [1, 2]
+    assert 0 < told[0] < told[1]
 
 
 def test_a_central_round_is_charged_before_noise_is_drawn(tmp_path):

@@ -1,7 +1,5 @@
 """The app that `dpfedexp flower new` writes, on `dpfedexp flower up`, and an app simulated by Flower."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

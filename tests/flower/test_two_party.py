@@ -1,7 +1,5 @@
 """Two aggregators on Flower: real messages, real serialization, a helper's file with its ledger, and parties that misbehave."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Two aggregators as real processes with TLS, a killed server, and what the ledgers then hold."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

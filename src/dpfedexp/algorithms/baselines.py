@@ -1,7 +1,5 @@
 """The algorithms that the paper compares with: FedAvg without privacy, DP-FedAvg, DP-FedAdam and DP-SCAFFOLD."""
 
-from __future__ import annotations
-
 from typing import Unpack, get_args
 
 from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, Control, NoiseOptions, clip_of

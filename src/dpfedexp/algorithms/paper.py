@@ -1,7 +1,5 @@
 """The paper's algorithms: FedEXP without privacy, LDP-FedEXP (Algorithm 1) and CDP-FedEXP (Algorithm 2)."""
 
-from __future__ import annotations
-
 from typing import Literal, Unpack
 
 from dpfedexp.accounting.events import Adjacency

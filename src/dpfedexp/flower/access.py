@@ -4,8 +4,6 @@ A node's id is computed from its public key, so it is the same after every resta
 loses them with its database. So a list of keys is a list of ids: the SuperLink admits, and a run asks, only these nodes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib

@@ -4,8 +4,6 @@ Flower's own command exits with 0 even if the server app failed, and resolves re
 Here relative folders are resolved in the user's working directory, and the exit status comes from `status.json` and from Flower.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

@@ -5,8 +5,6 @@
 remove, and between the charge and the release the server asks the helper for the sum of masks.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import secrets

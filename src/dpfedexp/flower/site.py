@@ -11,8 +11,6 @@ Flower's node stores it. `_push_messages` gets a message that the site made, fro
 around Flower's `send` and `push_object` blocks all else. Both functions are private to Flower, so its version is pinned.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """`DpFedExp`: the Flower strategy that runs the engine with nodes as clients."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -13,8 +13,6 @@ key. The responses to a node depend on its own messages and on the runs, and on 
 memory: nothing that a node sends is written to disk.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys
