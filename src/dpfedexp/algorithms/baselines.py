@@ -1,5 +1,7 @@
 """The algorithms that the paper compares with: FedAvg without privacy, DP-FedAvg, DP-FedAdam and DP-SCAFFOLD."""
 
+from __future__ import annotations  # `checked` reads Unpack[…] as text
+
 from typing import Unpack, get_args
 
 from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, Control, NoiseOptions, clip_of

@@ -1,5 +1,7 @@
 """The paper's algorithms: FedEXP without privacy, LDP-FedEXP (Algorithm 1) and CDP-FedEXP (Algorithm 2)."""
 
+from __future__ import annotations  # `checked` reads Unpack[…] as text
+
 from typing import Literal, Unpack
 
 from dpfedexp.accounting.events import Adjacency
