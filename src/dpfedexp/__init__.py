@@ -12,13 +12,13 @@ __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from dpfedexp.algorithms.algorithm import Algorithm as Algorithm
-    from dpfedexp.algorithms.cdp_fedexp import cdp_fedexp as cdp_fedexp
-    from dpfedexp.algorithms.dp_fedadam import dp_fedadam as dp_fedadam
-    from dpfedexp.algorithms.dp_fedavg import dp_fedavg as dp_fedavg
-    from dpfedexp.algorithms.dp_scaffold import dp_scaffold as dp_scaffold
-    from dpfedexp.algorithms.fedexp import fedavg as fedavg
-    from dpfedexp.algorithms.fedexp import fedexp as fedexp
-    from dpfedexp.algorithms.ldp_fedexp import ldp_fedexp as ldp_fedexp
+    from dpfedexp.algorithms.baselines import dp_fedadam as dp_fedadam
+    from dpfedexp.algorithms.baselines import dp_fedavg as dp_fedavg
+    from dpfedexp.algorithms.baselines import dp_scaffold as dp_scaffold
+    from dpfedexp.algorithms.baselines import fedavg as fedavg
+    from dpfedexp.algorithms.paper import cdp_fedexp as cdp_fedexp
+    from dpfedexp.algorithms.paper import fedexp as fedexp
+    from dpfedexp.algorithms.paper import ldp_fedexp as ldp_fedexp
     from dpfedexp.algorithms.round import FixedSize as FixedSize
     from dpfedexp.algorithms.round import Full as Full
     from dpfedexp.algorithms.round import LargerCohort as LargerCohort

@@ -380,9 +380,9 @@ def test_only_a_ledger_without_charges_opens_without_its_head(path):
 
 
 def test_a_line_may_be_as_long_as_the_limit_and_not_a_byte_longer(path):
-    empty = len(chain._seal({"text": ""}, chain._GENESIS)[0])
+    empty = len(chain._hashed_line({"text": ""}, chain._GENESIS)[0])
     for extra, fits in ((0, True), (1, False)):
-        path.write_bytes(chain._seal({"text": "a" * (chain._MAX_LINE - empty + extra)}, chain._GENESIS)[0])
+        path.write_bytes(chain._hashed_line({"text": "a" * (chain._MAX_LINE - empty + extra)}, chain._GENESIS)[0])
         if fits:
             assert len(chain.read_chain(path).header["text"]) == chain._MAX_LINE - empty
         else:

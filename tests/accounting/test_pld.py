@@ -28,8 +28,10 @@ def hockey_stick(q: float, up: float, low: float, epsilon: float) -> float:
     return float(np.trapezoid(np.maximum(0.0, density(up) - math.exp(epsilon) * density(low)), x))
 
 
-@pytest.mark.parametrize(("q", "z"), [(0.01, 0.5), (0.5, 0.7), (0.9, 2.0)])
-@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+@pytest.mark.parametrize(
+    ("q", "z", "adjacency"),
+    [(0.01, 0.5, "replace-one"), (0.5, 0.7, "add-remove"), (0.9, 2.0, "replace-one"), (0.9, 2.0, "add-remove")],
+)
 def test_one_poisson_round_is_the_hockey_stick_of_its_dominating_pair(q, z, adjacency):
     delta, r = 1e-5, 1 / z
     epsilon = compose([(central(z, rate=q, adjacency=adjacency), 1)], delta).epsilon
@@ -45,7 +47,7 @@ def test_one_poisson_round_is_the_hockey_stick_of_its_dominating_pair(q, z, adja
 @pytest.mark.parametrize(("q", "r"), [(0.05, 2.0), (0.9, 2.0)])
 def test_no_other_pair_of_clients_is_worse_than_the_opposite_one(q, r):
     """Replace-one under Poisson sampling, in the plane: other angles and norms have a smaller δ at every ε."""
-    grid = np.linspace(-8 - r, 8 + r, 601)
+    grid = np.linspace(-8 - r, 8 + r, 401)
     x, y = np.meshgrid(grid, grid)
     cell = (grid[1] - grid[0]) ** 2 / (2 * math.pi)
 
@@ -61,7 +63,7 @@ def test_no_other_pair_of_clients_is_worse_than_the_opposite_one(q, r):
                 other = density(angle, norm)
                 one = float(np.maximum(0, upper - math.exp(epsilon) * other).sum() * cell)
                 two = float(np.maximum(0, other - math.exp(epsilon) * upper).sum() * cell)
-                assert max(one, two) <= worst * (1 + 1e-3)  # the sum over a grid of 0.03 is good to 1e-3
+                assert max(one, two) <= worst * (1 + 1e-3)  # the sum over a grid of 0.05 is good to 1e-3
 
 
 def random_settings() -> list[tuple[float, float, int, float, str]]:
@@ -80,7 +82,7 @@ def test_rdp_of_opacus_is_never_below_ours():
         warnings.simplefilter("ignore")
         from opacus.accountants.analysis import rdp as opacus_rdp
 
-        orders = [1 + x / 10 for x in range(6, 100, 4)] + list(range(11, 256, 8))
+        orders = [1 + x / 10 for x in range(6, 100, 4)] + list(range(11, 256, 16))
         for z, q, rounds, delta, adjacency in random_settings():
             for rate in (1.0, q) if adjacency == "add-remove" else (1.0,):
                 curve = opacus_rdp.compute_rdp(q=rate, noise_multiplier=z, steps=rounds, orders=orders)

@@ -193,11 +193,7 @@ def test_one_round_without_a_figure_leaves_none_for_the_run(charges, reason):
 
 @pytest.mark.parametrize(("n", "z"), [(1, 0.7), (10, 0.3), (1000, 0.7), (10**6, 5.0)])
 def test_readers_of_the_models_never_learn_more_than_the_server(n, z):
-    for mechanism in (
-        LocalGaussian(0.3, z),
-        LocalGaussian(0.3, z).secure(),
-        PrivUnit(0.3, 50, 0.1 * z, 0.1 * z, 0.1),
-    ):
+    for mechanism in (LocalGaussian(0.3, z), LocalGaussian(0.3, z).secure(), PrivUnit(0.3, 50, 0.1 * z, 0.1 * z, 0.1)):
         charges = [(mechanism.event(FULL), 20)]
         found, reason = views.models_only(charges, DELTA, n, n)
         assert (found is None) == bool(reason)

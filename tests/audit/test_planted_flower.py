@@ -22,7 +22,7 @@ def who(rounds=12):
 
 
 def test_a_healthy_federation_passes():
-    seen = observe_flower(dp_fedavg(clip=0.5, noise_multiplier=0.5), SIGNS, 24)
+    seen = observe_flower(dp_fedavg(clip=0.5, noise_multiplier=0.5), SIGNS, 16)
     assert {result.outcome for result in bounds(seen, CONFIDENCE)} == {"holds"}
     assert repetition([seen], "Flower", CONFIDENCE).holds
     assert {outcome for _, outcome in who()} == {"holds"}
@@ -45,7 +45,7 @@ def test_planted_noise_of_a_strategy_is_caught(monkeypatch, bug):
         monkeypatch.setitem(defaults, "noise", lambda: Streams(5).at("central noise", 1))
     else:
         less_noise(monkeypatch, 3)
-    seen = observe_flower(dp_fedavg(clip=0.5, noise_multiplier=1.0), SIGNS, 8 if same else 24)
+    seen = observe_flower(dp_fedavg(clip=0.5, noise_multiplier=1.0), SIGNS, 8 if same else 16)
     found = repetition([seen], "Flower", CONFIDENCE) if same else bounds(seen, CONFIDENCE)[0]
     assert found.outcome == "BROKEN"
 

@@ -144,15 +144,14 @@ def changed_release(monkeypatch, change):
 
 def test_planted_adaptive_clip_that_follows_the_true_count_is_caught(monkeypatch):
     changed_release(
-        monkeypatch,
-        lambda release, sums, m: replace(release, votes={WITHIN_CLIP: 0.5 + float(sums.votes[0]) / m}),
+        monkeypatch, lambda release, sums, m: replace(release, votes={WITHIN_CLIP: 0.5 + float(sums.votes[0]) / m})
     )
-    assert outcomes(audit_history("adaptive clip", 5, CONFIDENCE, rounds=500)) == {"BROKEN"}
+    assert outcomes(audit_history("adaptive clip", 5, CONFIDENCE, rounds=400)) == {"BROKEN"}
 
 
 def test_planted_step_size_from_the_true_norms_is_caught(monkeypatch):
     changed_release(monkeypatch, lambda release, sums, m: replace(release, statistic=float(sums.vector[-1]) / m))
-    assert outcomes(audit_history("η_g of the free rule", 5, CONFIDENCE, rounds=500)) == {"BROKEN"}
+    assert outcomes(audit_history("η_g of the free rule", 5, CONFIDENCE, rounds=400)) == {"BROKEN"}
 
 
 def test_planted_coupling_of_a_chunk_is_caught(monkeypatch):

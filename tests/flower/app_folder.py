@@ -1,7 +1,5 @@
 """The template's app with the task of `example_task.py`, other settings, and nodes that misbehave where a test asks for it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """What tests of deployments share."""
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 import tempfile
@@ -13,6 +11,12 @@ import pytest
 from dpfedexp.flower import client
 
 from .loopback import Silence
+
+
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch):
+    """Files are written and not synced: no test here takes the machine's power away, and syncing is most of their time."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
 @pytest.fixture

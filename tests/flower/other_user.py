@@ -1,7 +1,5 @@
 """A command as another user of this machine, also where the interpreter lies in root's own folder."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

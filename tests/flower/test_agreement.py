@@ -1,7 +1,5 @@
 """A round through Flower is a round of the simulator: the same numbers without noise, the same distribution with it."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 
@@ -123,7 +121,7 @@ def test_nodes_that_host_many_clients_give_the_same_round(name, tmp_path, silent
     assert cohort.train_metrics_clientapp[1]["valid"] == 6
     for name_, array in single.arrays.items():
         np.testing.assert_allclose(cohort.arrays[name_].numpy(), array.numpy(), rtol=2e-5, atol=2e-6)
-    assert "the operator of that node" in strategy.statement.text
+    assert "against its operator: the node sees their reports" in strategy.statement.text
 
 
 ROUNDS = sized(60, 200)

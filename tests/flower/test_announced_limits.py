@@ -1,7 +1,5 @@
 """A node without a guard file gives a run no more than the run announced when the node joined it."""
 
-from __future__ import annotations
-
 import math
 import re
 

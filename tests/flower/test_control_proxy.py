@@ -1,7 +1,5 @@
 """The example's mutual TLS in front of Control, with nginx itself: a certificate of the operators' authority, or nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

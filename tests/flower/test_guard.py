@@ -1,7 +1,5 @@
 """The guard charges what a node's data can do to its answers, and its ledger can't be begun anew unnoticed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -205,7 +203,7 @@ def test_the_ledger_and_its_anchor_agree_before_an_answer_exists(guard, tmp_path
     for number in (1, 2, 3):
         guard.admit(request(round=number))
         mark = book(tmp_path).mark()
-        assert guard_ledger._read(tmp_path / "guard.anchor.json") == mark
+        assert guard_ledger._read_anchor(tmp_path / "guard.anchor.json") == mark
         assert mark.count == number
 
 
@@ -354,7 +352,7 @@ def test_two_copies_that_charge_at_once_never_both_pass(guard, tmp_path):
 
 def test_an_anchor_that_moved_while_the_ledger_was_in_use_is_not_written_over(guard):
     spend(guard, 1)
-    anchor = guard_ledger._outside(guard_summary(guard)["id"])
+    anchor = guard_ledger._shared_anchor(guard_summary(guard)["id"])
 
     def charge_meanwhile() -> None:
         with guard_ledger.guard_ledger(guard.path) as ledger:

@@ -1,7 +1,5 @@
 """Flower is an extra: everything else works without it, and asking for it then is one sentence."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,8 +1,6 @@
 """An enforcing site with real processes of three users, the site's, the apps' and a stranger: what an app finds and gets out, and
 what another user of the machine can reach."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Requests and reports go through the wire as they are, and every part that is wrong is refused by its name."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -18,16 +16,8 @@ from dpfedexp.core.clipping import Clipped
 from dpfedexp.core.noise import Streams, step_for
 from dpfedexp.core.sums import Sums, Vote, within_clip_vote
 from dpfedexp.errors import InputError
-from dpfedexp.flower.messages import (
-    REPORT,
-    REQUEST,
-    NodeRequest,
-    as_array,
-    read_sums,
-    report_content,
-    sums_content,
-)
-from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit, Report
+from dpfedexp.flower.messages import REPORT, REQUEST, NodeRequest, as_array, read_sums, report_content, sums_content
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit, Report
 from dpfedexp.mechanisms.base import with_secure_noise
 from dpfedexp.mechanisms.serialization import decode, encode
 
@@ -259,3 +249,20 @@ def test_the_sums_of_a_node_are_put_on_the_grid_of_the_servers_noise():
     ):
         assert torch.equal(value, (before / step).trunc() * step)
         assert not torch.equal(value, before)
+
+
+def test_a_mechanism_whose_secure_variant_draws_plain_noise_is_refused_on_a_node(monkeypatch):
+    """Low bits of a release would tell what the noise was added to. The server refuses it too: `test_registry`."""
+    mechanism = CentralGaussian(0.5, 1.0)
+    asked = message(RecordDict({REQUEST: NodeRequest(1, "n", mechanism, Sampling()).to_record()}))
+    assert with_secure_noise(mechanism) == NodeRequest.from_message(asked).mechanism != mechanism
+    monkeypatch.setattr(CentralGaussian, "secure", lambda self, strict=False: self)
+    plain = "'central-gaussian' draws plain noise where a deployment asked for secure noise"
+    with pytest.raises(InputError, match=plain):
+        with_secure_noise(mechanism)
+    with pytest.raises(InputError, match=plain):
+        NodeRequest.from_message(asked)
+
+
+def test_what_promises_nothing_has_no_noise_to_check():
+    assert with_secure_noise(NoPrivacy()) == NoPrivacy()

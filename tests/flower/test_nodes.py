@@ -1,7 +1,5 @@
 """Who takes part: participants that no later node displaces, and everybody where adding one node must change only its own."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

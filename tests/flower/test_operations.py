@@ -1,7 +1,5 @@
 """What an operator and monitoring see: status, exit codes, metrics, health, and what a site has spent."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -20,13 +18,12 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfedexp.accounting import Ledger, Sampling, compose
-from dpfedexp.algorithms import ldp_fedexp
 from dpfedexp.cli import app
 from dpfedexp.cli.flower import _files_of_nodes
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower.access import check_file
 from dpfedexp.flower.app import (
-    _end,
+    _final_status,
     _show_failures,
     _stream,
     app_hash,
@@ -99,13 +96,6 @@ def test_status_and_statement_are_there_after_every_round_and_say_how_it_ended(t
     end = read_status(tmp_path)
     assert (end["status"], end["round"], end["rounds"], end["reason"]) == ("completed", 2, 2, "")
     assert end["epsilon"] == statement()["epsilon_total"]
-
-
-def test_the_status_of_a_local_run_counts_a_round_before_anybody_is_asked(tmp_path):
-    """Clients randomize and send in a round that the server may not live to finish."""
-    grid = Watching(lambda: read_status(tmp_path)["epsilon"])
-    start(tmp_path, grid, ldp_fedexp(clip=0.5, noise_multiplier=3.0))
-    assert grid.seen[0] > 0
 
 
 def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_path):
@@ -439,10 +429,10 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
 
     monkeypatch.setattr("dpfedexp.flower.app.program", str)
     monkeypatch.setattr(subprocess, "run", slow)
-    assert _end(tmp_path / "run", "up", "7", {}, {})[0] == "completed"
-    assert _end(tmp_path / "elsewhere", "up", "7", {}, {}) == ("failed", {})
+    assert _final_status(tmp_path / "run", "up", "7", {}, {})[0] == "completed"
+    assert _final_status(tmp_path / "elsewhere", "up", "7", {}, {}) == ("failed", {})
     monkeypatch.setattr("dpfedexp.flower.app._flowers_status", lambda *given: "finished:failed")
-    status, told = _end(tmp_path / "run", "up", "7", {}, read_status(tmp_path / "run"))
+    status, told = _final_status(tmp_path / "run", "up", "7", {}, read_status(tmp_path / "run"))
     assert (status, told["reason"]) == ("failed", ""), "the reason of an earlier run is not this one's"
 
 

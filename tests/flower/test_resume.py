@@ -1,7 +1,11 @@
-"""After a crash at any point, a resumed run ends where an uninterrupted one does, and every release is paid for."""
+"""A deployment that crashed anywhere ends, once resumed, where a whole one does, over the ledger that paid for its checkpoint.
 
-from __future__ import annotations
+The engine's own tests of folders, ledgers and anchors (`engine/test_resume.py`, `engine/test_one_writer.py`) hold here too.
+"""
 
+import itertools
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,23 +13,27 @@ import torch
 from flwr.app import ArrayRecord
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.algorithms import cdp_fedexp, ldp_fedexp
+from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, ldp_fedexp
 from dpfedexp.core import step_size
 from dpfedexp.engine import checkpoint, engine
-from dpfedexp.engine.outlets import CHECKPOINT
+from dpfedexp.engine.outlets import right
+from dpfedexp.engine.private_folder import SharedAnchor
+from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.monitor import read_status
 from tests.optimizers import Adagrad
+from tests.sizes import sized
 
-from .loopback import Crash, Silence, deploy, grid_of, problem
+from .loopback import Crash, Silence, deploy, dying_at, grid_of, problem, stop_after
 
 CDP = cdp_fedexp(clip="adaptive", noise_multiplier=1.0)
-SAFE = cdp_fedexp(clip=0.5, noise_multiplier=1.0)
+LDP = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
+PLAIN = dp_fedavg(clip=0.5, noise_multiplier=1.0)
 pytestmark = pytest.mark.usefixtures("silent")
 
 
-def run(folder, algorithm=CDP, rounds=4, crash_at=None, **options):
+def run(folder, algorithm=CDP, rounds=4, crash_at=None, watch=None, **options):
     """`crash_at`: the server dies while it waits for the replies of this round."""
 
     def lost(message, reply):
@@ -33,33 +41,34 @@ def run(folder, algorithm=CDP, rounds=4, crash_at=None, **options):
             raise Crash
         return reply
 
-    return deploy(folder, algorithm, grid_of(reply_of=lost), rounds=rounds, noise=Silence, **options)
+    grid = grid_of(reply_of=lost, serialize=False)
+    return deploy(folder, algorithm, grid, rounds=rounds, noise=Silence, on_round=watch, **options)
+
+
+def book(folder) -> Ledger:
+    return Ledger.open(folder / "ledger.jsonl", read_only=True)
 
 
 def rounds_in(folder) -> list[int]:
-    return [entry.round for entry in Ledger.open(folder / "ledger.jsonl", read_only=True).entries]
-
-
-def checkpointed(folder) -> int:
-    return checkpoint.read_progress(folder).round
+    return [entry.round for entry in book(folder).entries]
 
 
 KILLED = {
-    "adaptive": CDP,
-    "an optimizer of one's own": replace(SAFE, server=Adagrad(floor=0.5)),
-    "safe": SAFE,
+    "adaptive clip, an optimizer of one's own": (replace(CDP, server=Adagrad(floor=0.5)), 4),
+    "safe step": (cdp_fedexp(clip=0.5, noise_multiplier=1.0), 7),
 }
 
 
 @pytest.mark.parametrize("name", KILLED)
 def test_a_run_killed_while_it_waits_resumes_to_the_same_model_memory_and_ledger(name, tmp_path):
-    rounds = list(range(1, 8 if name == "safe" else 5))
-    given = {"algorithm": KILLED[name], "rounds": len(rounds)}
+    algorithm, last = KILLED[name]
+    given = {"algorithm": algorithm, "rounds": last}
     whole, expected = run(tmp_path / "whole", **given)
     with pytest.raises(Crash):
         run(tmp_path / "killed", **given, crash_at=3)
     assert rounds_in(tmp_path / "killed") == [1, 2]
     resumed, result = run(tmp_path / "killed", **given)
+    rounds = list(range(1, last + 1))
     assert rounds_in(tmp_path / "killed") == rounds_in(tmp_path / "whole") == rounds
     assert torch.equal(resumed.state.w, whole.state.w)
     assert torch.equal(resumed.state.reported, whole.state.reported)
@@ -69,15 +78,14 @@ def test_a_run_killed_while_it_waits_resumes_to_the_same_model_memory_and_ledger
     shown, before = ([dict(one.train_metrics_clientapp[n]) for n in rounds] for one in (result, expected))
     assert shown == before, "history survives"
     steps = {line["eta_g"] for line in shown[2:]}
-    assert name != "safe" or steps - {1.0, step_size.FIRST_CAP}, "the memory must matter for the comparison"
+    assert name != "safe step" or steps - {1.0, step_size.FIRST_CAP}, "the memory must matter for the comparison"
 
 
 def test_a_local_round_that_was_sent_before_the_crash_stays_charged(tmp_path):
     """Its reports had left the clients; asking again draws new noise and costs again."""
-    algorithm = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
     with pytest.raises(Crash):
-        run(tmp_path, algorithm, crash_at=3)
-    run(tmp_path, algorithm)
+        run(tmp_path, LDP, crash_at=3)
+    run(tmp_path, LDP)
     assert rounds_in(tmp_path) == [1, 2, 3, 3, 4]
 
 
@@ -100,13 +108,30 @@ def test_a_crash_between_charge_and_checkpoint_makes_the_round_again_and_charges
             run(killed)
     assert read_status(killed) | {"round": 1, "status": "killed"} == read_status(killed)
     assert rounds_in(killed) == [1, 2]
-    assert checkpointed(killed) == 1
+    assert checkpoint.read_progress(killed).round == 1
     whole, _ = run(tmp_path / "whole")
     resumed, result = run(killed)
     assert rounds_in(killed) == [1, 2, 2, 3, 4]
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3, 4]
     assert torch.equal(resumed.state.w, whole.state.w)
     assert result.train_metrics_clientapp[4]["epsilon_total"] > whole.history[-1]["epsilon_total"]
+
+
+def test_a_crash_at_any_write_leaves_no_release_uncharged_and_no_lock(tmp_path, monkeypatch):
+    """Every write to disk of a run in turn is the last one that happens."""
+    rounds = sized(1, 2)
+    for write in itertools.count(1):
+        place, shown = tmp_path / str(write), [0]
+        with dying_at(write, monkeypatch) as left:
+            run(place, PLAIN, rounds, watch=lambda record, shown=shown: shown.append(record["round"]))
+        if left[0] > 0:
+            break
+        charged = len(book(place)) if (place / "ledger.jsonl").exists() else 0
+        assert charged >= max(shown)
+        resumed, _ = run(place, PLAIN, rounds)
+        assert resumed.state.round == rounds
+        assert len(resumed.opened.ledger.entries) >= rounds
+    assert write > 6 * rounds, "every charge has a head and an anchor, every round two files"
 
 
 def test_a_resumed_server_takes_the_model_from_its_folder_whatever_it_starts_with(tmp_path):
@@ -120,21 +145,84 @@ def test_a_resumed_server_takes_the_model_from_its_folder_whatever_it_starts_wit
 
 
 @pytest.mark.filterwarnings("ignore::dpfedexp.errors.AdviceWarning")
-@pytest.mark.parametrize("noise", [{"target_epsilon": 8.0}, {"noise_multiplier": 1.0}])
-def test_other_rounds_are_refused_by_the_setting_that_was_changed(noise, tmp_path):
+def test_other_rounds_are_refused_by_the_setting_that_was_changed(tmp_path):
     """The refusal named evaluation.mechanism.noise and others that nobody has typed."""
-    algorithm, given = cdp_fedexp(clip=0.5, **noise), {"evaluate": "numbers", "evaluate_every": 1}
-    deploy(tmp_path, algorithm, grid_of(), rounds=2, noise=Silence, **given)
+    algorithm = cdp_fedexp(clip=0.5, target_epsilon=8.0)
+    run(tmp_path, algorithm, rounds=2, evaluate="numbers", evaluate_every=1)
     with pytest.raises(InputError) as refused:
-        deploy(tmp_path, algorithm, grid_of(), rounds=30, noise=Silence, **given)
+        run(tmp_path, algorithm, rounds=30, evaluate="numbers", evaluate_every=1)
     assert "is of another run: rounds is 30 here and 2 there. Resume" in str(refused.value)
 
 
-def test_a_charged_run_without_its_checkpoint_is_refused_and_pays_for_nothing_more(tmp_path):
-    algorithm = cdp_fedexp(clip=0.5, target_epsilon=8.0)
-    deploy(tmp_path, algorithm, rounds=2)
-    before = (tmp_path / "ledger.jsonl").read_bytes()
-    (tmp_path / CHECKPOINT).unlink()
-    with pytest.raises(LedgerError, match="its checkpoint is missing, so it can't be resumed"):
-        deploy(tmp_path, algorithm, rounds=2)
-    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+def test_the_whole_folder_put_back_to_an_earlier_moment_is_refused(tmp_path):
+    """The attack: ledger, head and checkpoint of round 1 agree with each other, so the later rounds would be forgotten."""
+    place = tmp_path / "run"
+    run(place, watch=stop_after(1))
+    old = {path.name: path.read_bytes() for path in place.iterdir()}
+    run(place, watch=stop_after(3))
+    for left in place.iterdir():
+        left.unlink()
+    for name, content in old.items():
+        (place / name).write_bytes(content)
+    with pytest.raises(LedgerError, match="holds 1 charges and is not the one that had 3 at the last"):
+        run(place)
+
+
+@pytest.mark.parametrize(("algorithm", "locks"), [(PLAIN, True), (LDP, False)], ids=["central", "local without locks"])
+def test_of_two_copies_of_a_folder_one_goes_on(algorithm, locks, tmp_path, monkeypatch):
+    """Both went on to their ends before: 4 rounds stated by each, 6 spent. Without locks the one that waited is refused."""
+    if not locks:
+        monkeypatch.setattr("dpfedexp.engine.private_folder.try_lock", lambda descriptor: False)
+    one, two = tmp_path / "one", tmp_path / "two"
+
+    def second(record):
+        """While the first copy is in its second round."""
+        if record["round"] != 2:
+            return
+        shutil.copytree(one, two)
+        if locks:
+            with pytest.raises(LedgerError, match="in use by another process, which may have a copy of its folder"):
+                run(two, algorithm)
+        else:
+            run(two, algorithm)
+
+    if locks:
+        run(one, algorithm, watch=second)
+    else:
+        with pytest.raises(LedgerError, match="another copy of the run continued"):
+            run(one, algorithm, watch=second)
+    winner, loser = (one, two) if locks else (two, one)
+    with pytest.raises(LedgerError, match="another copy of the run continued"):
+        run(loser, algorithm)
+    assert outcome(verify_run(winner)) == "holds"
+    assert outcome(verify_run(loser)) == "false"
+    assert (len(book(winner)), len(book(loser))) == (4, 2)
+
+
+def test_no_client_is_asked_for_a_local_report_when_the_anchor_cannot_be_moved(tmp_path, monkeypatch):
+    """What was charged stays charged."""
+    place, seen = tmp_path / "run", []
+
+    def full(self, mark):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+
+        def watch(record):
+            seen.append(record["round"])
+            patched.setattr(SharedAnchor, "remember", full)
+
+        with pytest.raises(LedgerError, match="round 2 can't be charged: No space left on device"):
+            run(place, LDP, watch=watch)
+    assert seen == [1]
+    assert checkpoint.read_progress(place).round == 1
+    assert len(book(place)) == 2
+    run(place, LDP)
+    assert len(book(place)) == 5
+
+
+def test_the_dates_of_a_deployments_files_do_not_tell_how_long_a_round_took(tmp_path):
+    run(tmp_path / "run", rounds=2)
+    assert len({path.stat().st_mtime for path in (tmp_path / "run").iterdir()}) == 1
+    content = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert all(right("status.json", field) not in (None, "nonprivate") for field in content)

@@ -1,7 +1,5 @@
 """Why docs/trust.md leaves SecAgg+ out: two facts about Flower. If one of these tests fails, that page must be rewritten."""
 
-from __future__ import annotations
-
 import numpy as np
 from flwr.app import ConfigRecord
 from flwr.client.mod.secure_aggregation.secaggplus_mod import SecAggPlusState, _unmask

@@ -1,10 +1,11 @@
 """The strategy against clients that fail, lie or repeat themselves: what counts, what is charged, what is said."""
 
-from __future__ import annotations
-
 import json
 import logging
+import tempfile
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.cohort import choose
 from dpfedexp.flower.messages import REPORT, REQUEST
+from dpfedexp.flower.monitor import read_status
 
 from .loopback import LoopbackGrid, Silence, deploy, flat, grid_of, plain_app, problem
 
@@ -88,19 +90,25 @@ def charges(folder) -> int:
     return len(Ledger.open(folder / "ledger.jsonl", read_only=True))
 
 
-@pytest.mark.parametrize(("name", "algorithm"), [*((name, CDP) for name in HOSTILE), ("NaN", LDP)])
-def test_a_bad_reply_counts_as_missing_and_nothing_else_changes(name, algorithm, tmp_path, silent, caplog):
+@cache
+def model_after(local: bool, absent: bool) -> torch.Tensor:
+    """The model after a round without noise, with or without an answer of node 2; noise must be off."""
+    grid = grid_where(2, lambda r: None) if absent else None
+    with tempfile.TemporaryDirectory() as folder:
+        return start(Path(folder) / "run", LDP if local else CDP, grid, noise=Silence)[0].state.w
+
+
+@pytest.mark.parametrize(("name", "local"), [*((name, False) for name in HOSTILE), ("NaN", True)])
+def test_a_bad_reply_counts_as_missing_and_nothing_else_changes(name, local, tmp_path, silent, caplog):
     """With node 2's reply spoilt, the round is exactly the round in which node 2 never answered."""
     with caplog.at_level(logging.DEBUG, logger="flwr"):
-        spoilt, result = start(tmp_path / "spoilt", algorithm, grid_where(2, HOSTILE[name]), noise=Silence)
-    absent, _ = start(tmp_path / "absent", algorithm, grid_where(2, lambda r: None), noise=Silence)
-    whole, _ = start(tmp_path / "whole", algorithm, noise=Silence)
-    torch.testing.assert_close(spoilt.state.w, absent.state.w, rtol=0, atol=0)
-    assert not torch.equal(spoilt.state.w, whole.state.w), "node 2 must matter for the comparison to mean anything"
+        spoilt, result = start(tmp_path, LDP if local else CDP, grid_where(2, HOSTILE[name]), noise=Silence)
+    assert torch.equal(spoilt.state.w, model_after(local, absent=True))
+    assert not torch.equal(spoilt.state.w, model_after(local, absent=False)), "node 2 must matter for the comparison"
     metrics = result.train_metrics_clientapp[1]
     missing = 1 if name == "nothing" else 0
     assert (metrics["asked"], metrics["valid"], metrics["refused"], metrics["missing"]) == (3, 2, 1 - missing, missing)
-    assert charges(tmp_path / "spoilt") == 1
+    assert charges(tmp_path) == 1
     assert "SECRET" not in caplog.text, "a client's own error text may hold its data"
 
 
@@ -185,16 +193,19 @@ def test_with_too_few_replies_the_round_fails_and_releases_nothing(algorithm, pa
     assert read_progress(tmp_path).round == 0
 
 
-def test_a_local_round_is_charged_before_its_messages_leave(tmp_path):
-    seen = []
+def test_a_local_round_is_charged_and_in_the_status_before_its_messages_leave(tmp_path):
+    """Clients randomize and send in a round that the server may not live to finish."""
+    seen, told = [], []
 
     class Watching(LoopbackGrid):
         def push_messages(self, messages):
             seen.append(charges(tmp_path))
+            told.append(read_status(tmp_path)["epsilon"])
             return super().push_messages(messages)
 
     start(tmp_path, LDP, Watching(plain_app(*problem(3)), 3), rounds=2)
     assert seen == [1, 2]
+    assert 0 < told[0] < told[1]
 
 
 def test_a_central_round_is_charged_before_noise_is_drawn(tmp_path):
@@ -243,7 +254,7 @@ def test_under_poisson_sampling_neither_metrics_nor_logs_say_who_or_how_many(tmp
         strategy, result = start(tmp_path / "b", CDP, grid_where(2, HOSTILE["NaN"]), **given)
     assert not {"asked", "valid", "refused", "missing"} & set(result.train_metrics_clientapp[1])
     assert "node 2" not in caplog.text
-    assert "a round did or did not fail" in strategy.statement.text
+    assert "whether a round failed because" in strategy.statement.text
 
 
 def test_a_complete_run_is_returned_and_another_run_is_refused_with_the_difference(tmp_path, caplog):

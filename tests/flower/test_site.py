@@ -4,8 +4,6 @@ The app of these tests does what a real one can through the SuperNode's Runtime 
 is told to send is caught where the network would be.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import threading

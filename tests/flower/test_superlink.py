@@ -1,7 +1,5 @@
 """The SuperLink that is closed by default: who a node is, what it can reach, and what a listed node can't do to the others."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -107,7 +105,14 @@ def test_the_nodes_end_serves_flowers_fleet_paths_and_nothing_else():
         assert ask(outer, path) == 200
         assert ask(outer, path, method="GET") == 404
         assert ask(outer, path + "/") == 404
-    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/../control/start-run", "/docs", "/"):
+    closed = (
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/acquire-task",
+        "/health",
+        "/openapi.json",
+    )
+    for path in (*closed, "/v1/fleet/../control/start-run", "//v1/control/start-run", "/docs", "/"):
         assert ask(outer, path) == 404
     assert ask(outer, "/v1/fleet/pull-messages", kind="websocket") == 1000
 

@@ -1,7 +1,5 @@
 """The app that `dpfedexp flower new` writes, on `dpfedexp flower up`, and an app simulated by Flower."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -20,7 +18,7 @@ from dpfedexp.cli import app as cli
 from dpfedexp.errors import InputError
 from dpfedexp.flower import strategy_from
 from dpfedexp.flower.app import app_hash, new_app
-from dpfedexp.flower.local_deployment import QUIET, free_port, marked
+from dpfedexp.flower.local_deployment import QUIET, free_port, processes_of
 from tests.sizes import long
 
 from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, QUICK, make_app, wait_until
@@ -34,7 +32,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def belonging_to(home: Path) -> list[int]:
-    return marked(str(home), "FLWR_HOME")
+    return processes_of(str(home), "FLWR_HOME")
 
 
 def test_the_app_is_a_few_small_files_that_the_library_understands(tmp_path):
@@ -113,7 +111,7 @@ def test_up_run_and_down_as_a_user_types_them(tmp_path):
         assert "are up already" in _in_process(app, "up")
         shown = _dpfedexp(app, "run").stdout
         assert "'asked': 40, 'valid': 40" in shown, shown
-        assert "the operator of that node" in (out / "privacy.txt").read_text()
+        assert "against its operator: the node sees their reports" in (out / "privacy.txt").read_text()
         assert float(torch.linalg.vector_norm(load_file(out / "checkpoint.safetensors")["w"])) > 0
         assert len(Ledger.open(tmp_path / "guard.node0.ledger.jsonl", read_only=True)) == 1
         assert app_hash(app) in (tmp_path / "guard.node0.toml").read_text()

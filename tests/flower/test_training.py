@@ -1,7 +1,5 @@
 """A Flower client trains as the simulator's clients do: alone, with others on its node, and with every setting of the app."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import sys

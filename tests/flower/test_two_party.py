@@ -1,7 +1,5 @@
 """Two aggregators on Flower: real messages, real serialization, a helper's file with its ledger, and parties that misbehave."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -69,9 +67,9 @@ class Federation:
         given = {"rounds": 2, "node_timeout": 1, "local": LOCAL, "clients": self.clients, **options}
         return DpFedExp(with_aggregation(algorithm, "two-party"), folder=self.folder / name, **given)
 
-    def run(self, algorithm, name="run", **options):
+    def run(self, algorithm, name="run", timeout=5, **options):
         strategy = self.strategy(algorithm, name, **options)
-        return strategy, strategy.start(self.grid, ArrayRecord(self.model.state_dict()), timeout=5)
+        return strategy, strategy.start(self.grid, ArrayRecord(self.model.state_dict()), timeout=timeout)
 
 
 @pytest.fixture
@@ -241,6 +239,29 @@ def test_a_server_that_dies_between_the_answer_and_the_release_is_resumed_and_pa
             strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
     assert charges(federation.file) == 2
     other_run(federation.grid)
+    resumed, _ = federation.run(FREE)
+    assert resumed.state.round == 2
+    assert charges(federation.file) == len(Ledger.open(tmp_path / "run" / "ledger.jsonl").entries) == 3
+
+
+def test_a_helper_that_dies_between_charge_and_answer_is_asked_again_and_both_pay_again(
+    tmp_path, monkeypatch, other_run
+):
+    """One client dies in the same round, before it answers."""
+    federation = Federation(
+        tmp_path, reply_of=lambda message, reply: None if message.metadata.dst_node_id == 2 else reply
+    )
+
+    def dies(self, *given):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dpfedexp.mechanisms.two_party.TwoPartyGaussian.noise_units", dies)
+        with pytest.raises(RoundFailed, match="the helper failed; see its log"):
+            federation.run(FREE, timeout=0.2)
+    assert charges(federation.file) == len(Ledger.open(tmp_path / "run" / "ledger.jsonl").entries) == 1
+    other_run(federation.grid)
+    federation.grid.reply_of = None
     resumed, _ = federation.run(FREE)
     assert resumed.state.round == 2
     assert charges(federation.file) == len(Ledger.open(tmp_path / "run" / "ledger.jsonl").entries) == 3

@@ -13,7 +13,7 @@ from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency, Event, GaussianEvent, Sampling, central_gaussian
 from dpfedexp.errors import checked, is_count, is_number, require
 
-Drawn = Literal["poisson", "fixed"]
+SamplingKind = Literal["poisson", "fixed"]
 
 _LEAST_NOISE, _MOST_NOISE = 1e-9, 1e12
 _MOST_ROUNDS = 2**40
@@ -136,7 +136,7 @@ def epsilon(
     delta: float,
     *,
     sampling_rate: float = 1.0,
-    sampling: Drawn = "poisson",
+    sampling: SamplingKind = "poisson",
     adjacency: Adjacency = "replace-one",
 ) -> float:
     """Compute the total ε of `rounds` rounds of Gaussian noise.
@@ -169,7 +169,7 @@ def noise(
     delta: float,
     *,
     sampling_rate: float = 1.0,
-    sampling: Drawn = "poisson",
+    sampling: SamplingKind = "poisson",
     adjacency: Adjacency = "replace-one",
 ) -> float:
     """Compute the smallest noise multiplier with which the rounds cost at most ε.
@@ -196,7 +196,7 @@ def rounds(
     delta: float,
     *,
     sampling_rate: float = 1.0,
-    sampling: Drawn = "poisson",
+    sampling: SamplingKind = "poisson",
     adjacency: Adjacency = "replace-one",
 ) -> int:
     """Compute how many rounds cost at most ε; 0 if one round is too expensive.
@@ -214,7 +214,7 @@ def rounds(
     return affordable_rounds(_event(noise_multiplier, sampling_rate, sampling, adjacency), epsilon, delta)
 
 
-def _event(noise_multiplier: float, rate: float, sampling: Drawn, adjacency: Adjacency) -> GaussianEvent:
+def _event(noise_multiplier: float, rate: float, sampling: SamplingKind, adjacency: Adjacency) -> GaussianEvent:
     require(
         is_number(noise_multiplier) and 0 < noise_multiplier < float("inf"),
         f"noise_multiplier is {noise_multiplier!r}; it must be a positive number.",

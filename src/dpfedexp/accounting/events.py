@@ -187,6 +187,7 @@ class GaussianEvent(_Event):
         return self if before == 0 or self.mu == 0 else self.scaled(math.sqrt(1.0 + 2.0 * before / self.mu))
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:
+        # Gaussian events are ordered by μ alone, and callers compare `strength`, which is μ, before they ask.
         return True
 
     @property

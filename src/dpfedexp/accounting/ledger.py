@@ -352,7 +352,7 @@ def read_chain(path: Path) -> Chain:
                 )
             if torn := not line.endswith(b"\n"):
                 break
-            content, line_hash = _unseal(path, number, line, hashes[-1] if hashes else _GENESIS)
+            content, line_hash = _checked_content(path, number, line, hashes[-1] if hashes else _GENESIS)
             contents.append(content)
             hashes.append(line_hash)
             complete += len(line)
@@ -373,7 +373,7 @@ class ChainWriter:
     @classmethod
     def create(cls, path: Path, header: dict[str, Any]) -> ChainWriter:
         """Create a file that appears with its first line complete or not at all; raise `FileExistsError` if it exists."""
-        line, last_hash = _seal(header, _GENESIS)
+        line, last_hash = _hashed_line(header, _GENESIS)
         create_file(path, line)
         writer = cls(path, _open_locked(path), [last_hash])
         writer._write_head()
@@ -398,7 +398,7 @@ class ChainWriter:
     def append(self, record: dict[str, Any]) -> None:
         """Append a record; return after the record and the head that counts it are on disk."""
         previous = self.hashes[-1]
-        line, last_hash = _seal({**record, "previous": previous}, previous)
+        line, last_hash = _hashed_line({**record, "previous": previous}, previous)
         view = memoryview(line)
         while view:
             view = view[os.write(self._fd, view) :]
@@ -414,13 +414,15 @@ class ChainWriter:
         replace_bytes(head_path(self._path), _dump(head) + b"\n")
 
 
-def _seal(content: dict[str, Any], previous: str) -> tuple[bytes, str]:
+def _hashed_line(content: dict[str, Any], previous: str) -> tuple[bytes, str]:
+    """Return the line of a record, which ends with its hash, and the hash; `previous` is the hash of the line before."""
     text = _dump(content)
     digest = hashlib.sha256(previous.encode() + text).hexdigest()
     return text[:-1] + b',"hash":"' + digest.encode() + b'"}\n', digest
 
 
-def _unseal(path: Path, number: int, line: bytes, previous: str) -> tuple[dict[str, Any], str]:
+def _checked_content(path: Path, number: int, line: bytes, previous: str) -> tuple[dict[str, Any], str]:
+    """Return the record of a line and its hash; raise `LedgerError` unless the hash matches."""
     changed = LedgerError(
         f"{path}, line {number}: its hash does not match: it was changed after it was written. Restore a backup."
     )

@@ -192,9 +192,10 @@ def power_of_tests(tpr: Floats, fpr: Floats, samples: tuple[int, int], score: Sc
 def power_of_shift(
     mu: float, samples: tuple[int, int], score: Score, confidence: float, rate: float = 1.0, rounds: int = 1
 ) -> Power:
-    """The power of an attack on the mean over rounds of a client that is drawn in each at `rate` and then shifts it by ±μ/2.
+    """The power of an attack on one client, whose statistic is the mean of a normal variable over the rounds.
 
-    The statistic's law is a mixture over how often the client was drawn.
+    The client is drawn in each round with probability `rate`, and then shifts the round's variable by μ/2 or by −μ/2. So the law
+    of the statistic is a mixture over how often the client was drawn.
     """
     drawn = np.arange(rounds + 1)
     weights = binom.pmf(drawn, rounds, rate)[:, None]

@@ -80,10 +80,11 @@ def audit_section(results: Sequence[Result], command: str) -> Section:
         name="audit",
         title="Privacy measured from outside",
         text=[
-            "A lower bound is what an attack has proven, at a confidence that the JSON states for each; a claim is what the "
-            "accountant says no attack can exceed. BROKEN: the bound is above the claim. NO POWER: the attack reached less than "
-            "it would reach but for bad luck against a tight claim, so that it says nothing. Where there ought to be nothing at "
-            "all, the claim is the limit of chance, and beside it stands the smallest effect that would have been noticed."
+            "A lower bound is the epsilon or mu that an attack has proven, at a confidence that the JSON states for each. A claim "
+            "is the accountant's figure, which no attack can exceed. BROKEN: the bound is above the claim. NO POWER: even if the "
+            "claim were exactly tight, the attack should have proven more, so its result shows nothing. For an effect that must "
+            "not exist, the claim is the largest effect that chance explains, and the next column has the smallest effect that "
+            "the attack would have detected."
         ],
         tables=[Table(_KINDS[kind], _COLUMNS, rows) for kind, rows in kinds.items() if rows],
         claims=_claims(results),

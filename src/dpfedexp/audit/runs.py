@@ -47,12 +47,19 @@ from dpfedexp.trainers.execution import Execution
 KIND = "black box"
 DELTA = 0.01
 BLOCK = 4
-"""How many rounds are attacked together, against the claim for their composition."""
+"""The number of rounds that an attack on several rounds uses; its claim is that of their composition."""
 
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """`sums` [rounds, clients]: the model's move in a client's coordinate, in units of the clip on the sum; `signs` [clients]."""
+    """What a run published, and what it claims of every round.
+
+    Attributes:
+        sums: how far each round moved the sum of updates in each client's coordinate, in units of the clip: [rounds, clients].
+        signs: the sign of each client's update: [clients].
+        event: the event that a round was charged as.
+        noise: the standard deviation of the noise on `sums`.
+    """
 
     name: str
     sums: Floats
@@ -83,7 +90,7 @@ def mu_of(guarantee: Guarantee, name: str) -> float:
 
 
 def bounds(seen: ObservedRun, confidence: float) -> list[Result]:
-    """The lower bounds for a client that one round proves, and that several rounds together prove."""
+    """Compare lower bounds with the claims: from single rounds, and from blocks of `BLOCK` rounds together."""
     # μ needs fewer samples, but a sampled mechanism has no μ.
     unit, score = ("μ", mu_score) if seen.rate == 1.0 else (f"ε at δ = {DELTA:g}", stats.epsilon_score(DELTA))
     found = []
@@ -101,7 +108,7 @@ def bounds(seen: ObservedRun, confidence: float) -> list[Result]:
 
 
 def repetition(runs: list[ObservedRun], name: str, confidence: float) -> Result:
-    """Whether noise repeats in another coordinate, round or run. All clients take part in these runs."""
+    """Test whether the noise of runs with full participation repeats in another coordinate, round or run."""
     rows = np.concatenate([run.sums - run.signs for run in runs])
     limit = stats.correlation_limit(len(rows), rows.shape[1], chance_failure(confidence))
     detail = f"{len(rows)} rounds of {len(runs)} runs, {rows.shape[1]} coordinates"
@@ -111,7 +118,7 @@ def repetition(runs: list[ObservedRun], name: str, confidence: float) -> Result:
 
 
 def participation(seen: ObservedRun, confidence: float) -> list[Result]:
-    """Whether clients take part at the charged rate and independently, from a run whose noise is too small to hide it."""
+    """Test whether clients take part at the charged rate and independently; the run has too little noise to hide it."""
     failure = chance_failure(confidence)
     bits = seen.sums * seen.signs > 0.5
     # Noise flips a few bits, with a known probability.

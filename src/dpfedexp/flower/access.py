@@ -4,8 +4,6 @@ A node's id is computed from its public key, so it is the same after every resta
 loses them with its database. So a list of keys is a list of ids: the SuperLink admits, and a run asks, only these nodes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib
@@ -30,7 +28,7 @@ _ESTABLISHED = "01"
 _PR_SET_DUMPABLE = 4
 _FLOWERS = {b"flower-superexec", b"flwr-clientapp"}
 """Flower's programs that hold an app's data or start a process that does. This library's programs disable core dumps themselves."""
-_FEWEST = 2
+_SMALLEST_ID = 2
 """Smallest node id; Flower reserves 0 and 1."""
 
 Address = tuple[str, int]
@@ -61,7 +59,7 @@ def check_flower(command: str, module: Any = None, functions: Mapping[str, str] 
 
 def node_id(public_key: bytes) -> int:
     """The id of the node with this public key (PEM, as Flower writes it): the first 63 bits of the key's hash."""
-    return max(_FEWEST, int.from_bytes(hashlib.sha256(b"dpfedexp-node\0" + public_key).digest()[:8], "big") >> 1)
+    return max(_SMALLEST_ID, int.from_bytes(hashlib.sha256(b"dpfedexp-node\0" + public_key).digest()[:8], "big") >> 1)
 
 
 def read_keys(path: Path | str) -> list[bytes]:

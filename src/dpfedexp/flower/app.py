@@ -4,8 +4,6 @@ Flower's own command exits with 0 even if the server app failed, and resolves re
 Here relative folders are resolved in the user's working directory, and the exit status comes from `status.json` and from Flower.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json
@@ -103,7 +101,7 @@ def run_app(
         settings: overrides as for `flwr run -c`; several may change the same section.
         environment: environment variables for Flower's command, with FLWR_HOME.
     """
-    written, given, logs = _written(app), read_overrides(settings), None
+    written, given, logs = _app_config(app), read_overrides(settings), None
     if connection is None:
         deployed, home, logs = _own_deployment(app, written, given)
         given = {**deployed, **given}
@@ -139,7 +137,7 @@ def run_app(
     if run is None:
         print("The run was not started.", file=sys.stderr)
         return 2
-    status, told = _end(folder, connection, run, environment, before)
+    status, told = _final_status(folder, connection, run, environment, before)
     if status != "completed":
         _show_failures(app, {log: 0, **read})
     where = f"{told['round']} of {told['rounds']} rounds, epsilon {told['epsilon']:.4g}" if told else "no status here"
@@ -220,13 +218,13 @@ def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
 
 def paths_from_here(app: Path, given: Mapping[str, Any], here: Path) -> dict[str, str]:
     """The run's settings that are paths, resolved from the directory `here`: its folder and, if set, its list of nodes."""
-    written = _written(app)
+    written = _app_config(app)
     asked = {name: given.get(name, written.get(name)) for name in (_FOLDER, _NODES)}
     asked[_FOLDER] = asked[_FOLDER] or written[_FOLDER]
     return {name: str((here / Path(str(path)).expanduser()).resolve()) for name, path in asked.items() if path}
 
 
-def _written(app: Path) -> dict[str, Any]:
+def _app_config(app: Path) -> dict[str, Any]:
     """The settings in the app's pyproject.toml, by their names in `-c`."""
     from flwr.common.config import flatten_dict
 
@@ -290,7 +288,7 @@ def _status(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _end(
+def _final_status(
     folder: Path, connection: str, run: str, environment: Mapping[str, str], before: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """The status of a run at its end, and the content of its `status.json`, which is of an earlier attempt if it is `before`."""

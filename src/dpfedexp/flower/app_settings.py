@@ -5,8 +5,6 @@ overrides. The sections `algorithm`, `local` and `participation` are those of a 
 settings of the deployment, and other sections belong to the app.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

@@ -350,7 +350,7 @@ def answer(
     asked, layout = torch.tensor(request.clients or (0,)), Layout.of(model)
     w = to_flat(message.content.array_records[MODEL], layout, torch.float32)
     layout.write(model, w)
-    held = _held(clients)
+    held = _node_clients(clients)
     measured = str(context.run_config.get("federation.evaluate", ""))
     metrics = ClientMetrics.parse(measured) if measured else None
     share = float(context.run_config.get("federation.held_out", 0.0))
@@ -370,8 +370,8 @@ def answer(
         simulation = _simulation(model, held, optimizer, loss, alone=not request.clients)
         if request.purpose == EVALUATION or (metrics is not None and request.round <= 1):
             # Checked in the first round too, so that a wrong configuration fails before rounds are charged.
-            simulation = _measuring(simulation, metrics, used)
-        rows, ballots = _answered(simulation, _question(message, request, layout, w, optimizer), asked)
+            simulation = _with_metrics(simulation, metrics, used)
+        rows, ballots = _rows_and_ballots(simulation, _engine_request(message, request, layout, w, optimizer), asked)
     content = RecordDict({ROWS: ArrayRecord({"rows": messages.as_array(rows.numpy())})})
     if ballots is not None:
         content[BALLOTS] = MetricRecord({IMPROVED.name: ballots.tolist()})
@@ -380,13 +380,13 @@ def answer(
 
 def try_training(model: nn.Module, clients: Clients | tuple[Tensor, Tensor], loss: str | Loss | None) -> None:
     """Raise an error if a model can't be trained on a node's data; nothing leaves this function."""
-    held = _held(clients)
+    held = _node_clients(clients)
     if held is not None:
         _simulation(model, held, Sgd(lr=0.1, steps=1), loss, alone=isinstance(clients, tuple))
 
 
-def _held(clients: Clients | tuple[Tensor, Tensor]) -> Clients | None:
-    """A node's clients; None for a node without rows."""
+def _node_clients(clients: Clients | tuple[Tensor, Tensor]) -> Clients | None:
+    """The clients of a node as a federation; None for a node without rows."""
     if not isinstance(clients, tuple):
         return clients
     return Federation.from_clients([clients]) if len(clients[1]) else None
@@ -415,7 +415,7 @@ def _simulation(
     return Simulation(task, Loop(trained, streams), Full(), streams, 1, ballots=ballots_of(task))
 
 
-def _measuring(simulation: Simulation, metrics: ClientMetrics | None, rows: Clients) -> Simulation:
+def _with_metrics(simulation: Simulation, metrics: ClientMetrics | None, rows: Clients) -> Simulation:
     """The simulation with the metrics for an evaluation on these rows."""
     from dpfedexp.engine.prepare import scores_of
 
@@ -430,7 +430,9 @@ def _measuring(simulation: Simulation, metrics: ClientMetrics | None, rows: Clie
     return replace(simulation, scores=scores)
 
 
-def _question(message: Message, request: NodeRequest, layout: Layout, w: Tensor, local: LocalOptimizer) -> Request:
+def _engine_request(
+    message: Message, request: NodeRequest, layout: Layout, w: Tensor, local: LocalOptimizer
+) -> Request:
     """The engine's request, rebuilt from the server's message for the simulation of the node's clients."""
     correction = message.content.array_records.get(messages.CORRECTION)
     pull = None if correction is None else to_flat(correction, layout, torch.float32)
@@ -451,7 +453,8 @@ def _question(message: Message, request: NodeRequest, layout: Layout, w: Tensor,
     return Request(request.purpose, request.round, state, request.mechanism, shake=request.shake)
 
 
-def _answered(simulation: Simulation, question: Request, asked: Tensor) -> tuple[Tensor, Tensor | None]:
+def _rows_and_ballots(simulation: Simulation, question: Request, asked: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The rows of the clients `asked`, one each, and their values of the vote "improved" (None if it is not asked)."""
     w = question.state.w.to(simulation.task.device)
     rows, ballots = [], []
     for chunk in asked.split(simulation.chunk_size):

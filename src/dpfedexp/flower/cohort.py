@@ -5,8 +5,6 @@
 remove, and between the charge and the release the server asks the helper for the sum of masks.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import secrets
@@ -353,12 +351,13 @@ class FlowerCohort(Cohort):
         raise RoundFailed(f"{_named(request)} failed: {why}. {cost} Resume to try it again.")
 
     def _needed(self, asked: int) -> tuple[int, int]:
-        """The number of clients to which `min_reply_fraction` applies, and the number of valid answers needed."""
+        """The number of clients of which `min_reply_fraction` must answer, and the number of valid answers that this makes."""
         of = self.clients if self.sampling.kind == "full" else asked
         return of, math.ceil(self.min_reply_fraction * of)
 
 
 def _named(request: Request) -> str:
+    """The name of a request in error messages."""
     if request.purpose == EVALUATION:
         return f"the evaluation after round {request.round}"
     return f"round {request.round}" if request.purpose == UPDATE else f"the vote on the {request.purpose}"

@@ -70,7 +70,6 @@ _DRAWN = re.compile(r"[0-9a-f]{16}")
 """Ids of this form are drawn when the ledger is created, so a guard file with such an id has been used."""
 _LEDGER, _ANCHOR, _LOCK = ".ledger.jsonl", ".anchor.json", ".lock"
 _LARGEST_HEADER = 64 * 1024
-_LOGS = {"node": "the node's", "helper": "its"}
 
 
 class Refused(InputError):
@@ -203,7 +202,7 @@ class Limits:
         except (LedgerError, OSError) as error:
             raise Refused(
                 f"this {self.whose}'s own ledger can't be used: {error}",
-                shown=f"this {self.whose}'s own ledger can't be used; see {_LOGS[self.whose]} log.",
+                shown=f"this {self.whose}'s own ledger can't be used; see the {self.whose}'s log.",
             ) from None
 
 
@@ -323,7 +322,10 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class GuardFiles:
-    """A guard file, its ledger (may not exist), and their id, None before the first use. `stated`: the guard file has an id."""
+    """The paths of a guard file and of its ledger, which may not exist yet, and the id of both.
+
+    `id` is None before the first use. `stated` says whether the id is written in the guard file.
+    """
 
     guard: Path
     ledger: Path
@@ -368,16 +370,16 @@ def guard_ledger(guard: Path) -> Iterator[Ledger]:
     with _locked(guard.with_name(guard.stem + _LOCK)):
         files = GuardFiles.of(guard)
         name = secrets.token_hex(8) if files.id is None else files.id
-        outside = _outside(name)
-        outside.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(outside.path.with_suffix(_LOCK)):
+        shared = _shared_anchor(name)
+        shared.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(shared.path.with_suffix(_LOCK)):
             # Read again: a copy of this guard file may have created the ledger meanwhile.
             files = GuardFiles.of(guard)
             with _open(files, name) as ledger:
-                seen, before = _seen(outside), ledger.mark()
+                seen, before = _last_mark(shared), ledger.mark()
                 yield ledger
                 if ledger.mark() != before:
-                    _remember(files, outside, seen, ledger)
+                    _move_anchors(files, shared, seen, ledger)
 
 
 def read_ledger(files: GuardFiles) -> Ledger | None:
@@ -411,10 +413,10 @@ def _open(files: GuardFiles, name: str) -> Ledger:
                     f"{files.guard.name} has no id, and one can't be written into it ({error.strerror}); add a line such as "
                     'id = "ward 7", with a name that no other guard has.'
                 ) from None
-        outside = _outside(name)
-        seen = _seen(outside)
+        shared = _shared_anchor(name)
+        seen = _last_mark(shared)
         if not mark == seen == ledger.mark():
-            _remember(files, outside, seen, ledger)
+            _move_anchors(files, shared, seen, ledger)
     except BaseException:
         ledger.close()
         raise
@@ -430,10 +432,10 @@ def _check_missing(files: GuardFiles) -> None:
             "budget on purpose, delete those too."
         )
     if files.id is not None:
-        outside = _outside(files.id)
-        seen = _seen(outside)
+        shared = _shared_anchor(files.id)
+        seen = _last_mark(shared)
         if (seen is None and _DRAWN.fullmatch(files.id)) or (seen is not None and seen.count):
-            count = f" {seen.count} times, as {str(outside.path)!r} has seen" if seen else ""
+            count = f" {seen.count} times, as {str(shared.path)!r} has seen" if seen else ""
             raise LedgerError(
                 f"{files.guard.name} was charged before{count} (id {files.id!r}), and its ledger is not beside it; move "
                 f"{files.ledger.name}, its .head and its {files.anchor.name} here from where the guard was used, or, to reset "
@@ -444,7 +446,7 @@ def _check_missing(files: GuardFiles) -> None:
 
 def _check_marks(files: GuardFiles, ledger: Ledger) -> LedgerMark | None:
     """Return the mark in the anchor. Raises `LedgerError` if the ledger is not the newest copy known to this user."""
-    mark, path, anchor = _read(files.anchor), files.ledger, files.anchor
+    mark, path, anchor = _read_anchor(files.anchor), files.ledger, files.anchor
     if mark is None and len(ledger):
         raise LedgerError(
             f"{anchor.name} is missing beside a ledger with {len(ledger)} charges, so an older copy could not be detected; "
@@ -459,11 +461,11 @@ def _check_marks(files: GuardFiles, ledger: Ledger) -> LedgerMark | None:
         )
     if files.id is None:
         raise LedgerError(f"{path.name} has no id in its first line; it is no ledger of a guard.")
-    outside = _outside(files.id)
-    known = _seen(outside)
+    shared = _shared_anchor(files.id)
+    known = _last_mark(shared)
     if known is not None and not ledger.holds(known):
         raise LedgerError(
-            f"{path.name} holds {len(ledger)} charges, and {str(outside.path)!r} has seen {known.count} of the guard with id "
+            f"{path.name} holds {len(ledger)} charges, and {str(shared.path)!r} has seen {known.count} of the guard with id "
             f"{files.id!r}: another copy of it was charged since, or this one was put back together with its anchor. Go on with "
             "the newest ledger, head and anchor, or, to reset the spent budget on purpose, delete that file."
         )
@@ -473,30 +475,30 @@ def _check_marks(files: GuardFiles, ledger: Ledger) -> LedgerMark | None:
 
 def _check_place(files: GuardFiles, ledger: Ledger | None) -> None:
     """Raise `LedgerError` if another ledger was charged at this path before; `ledger` is None where there is no ledger."""
-    outside = _outside(files.ledger)
-    known = _seen(outside)
+    shared = _shared_anchor(files.ledger)
+    known = _last_mark(shared)
     if known is not None and known.count and (ledger is None or not ledger.holds(known)):
         raise LedgerError(
-            f"{files.ledger.name} is {'missing' if ledger is None else 'another ledger'}, and {str(outside.path)!r} has seen "
+            f"{files.ledger.name} is {'missing' if ledger is None else 'another ledger'}, and {str(shared.path)!r} has seen "
             f"{known.count} charges at this place; restore that ledger with its head and anchor, or, to reset the spent budget "
             "on purpose, delete that file."
         )
 
 
-def _remember(files: GuardFiles, outside: SharedAnchor, seen: LedgerMark | None, ledger: Ledger) -> None:
+def _move_anchors(files: GuardFiles, shared: SharedAnchor, seen: LedgerMark | None, ledger: Ledger) -> None:
     """Move the anchors to the ledger's mark, if the anchor of the id still has the mark that was read before."""
-    if _seen(outside) != seen:
+    if _last_mark(shared) != seen:
         raise LedgerError(
-            f"{str(outside.path)!r} was changed while {files.ledger.name} was in use; nothing is answered."
+            f"{str(shared.path)!r} was changed while {files.ledger.name} was in use; nothing is answered."
         )
     mark = ledger.mark()
     write_mark(files.anchor, mark)
-    for anchor in (outside, _outside(files.ledger)):
+    for anchor in (shared, _shared_anchor(files.ledger)):
         anchor.remember(mark)
 
 
-def _outside(name: str | Path) -> SharedAnchor:
-    """The anchor in the user's state folder for an id, or for the path of a ledger."""
+def _shared_anchor(name: str | Path) -> SharedAnchor:
+    """The anchor in the user's state folder for a guard's id, or for the path of a ledger."""
     if isinstance(name, Path):
         known = b"dpfedexp ledger at\0" + os.fsencode(name.resolve())
     else:
@@ -507,14 +509,16 @@ def _outside(name: str | Path) -> SharedAnchor:
         raise LedgerError(str(error)) from None
 
 
-def _seen(outside: SharedAnchor) -> LedgerMark | None:
+def _last_mark(shared: SharedAnchor) -> LedgerMark | None:
+    """The mark that the anchor has; None before the first use."""
     try:
-        return outside.mark()
+        return shared.mark()
     except InputError as error:
         raise LedgerError(str(error)) from None
 
 
-def _read(anchor: Path) -> LedgerMark | None:
+def _read_anchor(anchor: Path) -> LedgerMark | None:
+    """The mark in the anchor file beside a ledger; None without the file."""
     try:
         mark = read_mark(anchor)
     except FileNotFoundError:

@@ -187,7 +187,7 @@ class Deployment:
         self._wait_for_the_end(5.0)
         for process in started:
             process.kill()
-        for pid in marked(self.mark):
+        for pid in processes_of(self.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._wait_for_the_end(5.0)
@@ -197,7 +197,7 @@ class Deployment:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             ended = [p is None or p.poll() is not None for p in [*self.supernodes, self.superlink]]
-            if all(ended) and not marked(self.mark):
+            if all(ended) and not processes_of(self.mark):
                 return
             time.sleep(0.1)
 
@@ -283,7 +283,7 @@ def stop_running(folder: Path, seconds: float = 60.0) -> bool:
 def _stop_leftovers(state: Path | str) -> bool:
     """Kill the processes of a deployment whose own process was killed; return whether there were any."""
     text = Path(state).read_text(encoding="utf-8")
-    left = marked(json.loads(text)["mark"]) if text else []
+    left = processes_of(json.loads(text)["mark"]) if text else []
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -297,7 +297,7 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
-def marked(mark: str, name: str = _MARK) -> list[int]:
+def processes_of(mark: str, name: str = _MARK) -> list[int]:
     """Ids of a deployment's processes, found by a mark in their environment; empty where there is no /proc."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):

@@ -148,7 +148,10 @@ def to_text(lines: Iterable[tuple[str, str, float]]) -> str:
 
 
 def metrics_server(source: Callable[[], tuple[Lines, bool]], host: str, port: int) -> ThreadingHTTPServer:
-    """A server of /metrics and /healthz, which is 200 if the source is well and 503 if not. The caller runs it."""
+    """Return an HTTP server of /metrics and /healthz, which the caller runs.
+
+    `source` returns the metrics, and whether the run or site is in order: /healthz then has status 200, otherwise 503.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10.0

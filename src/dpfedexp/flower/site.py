@@ -11,8 +11,6 @@ Flower's node stores it. `_push_messages` gets a message that the site made, fro
 around Flower's `send` and `push_object` blocks all else. Both functions are private to Flower, so its version is pinned.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -208,7 +206,7 @@ class MessageGate:
                 contents = pull_objects(ids, pull_object_fn=lambda key: given["pull_object"](run_id, key))
                 message = _inflate(tree.object_id, dict(contents))
                 message.metadata.__dict__["_message_id"] = tree.object_id
-                if _names(message) != _names(header):
+                if _identity(message) != _identity(header):
                     raise Refused("the message is not the one that was announced.")
                 # A helper of two-party aggregation answers without an app.
                 helped = helper_reply(message, str(run_id), {}) if message.has_content() else None
@@ -263,10 +261,10 @@ class MessageGate:
 
         def sending(message: Message, tree: Any, _: float) -> Any:
             # The duration of the app stays on the site.
-            return send(message, tree, 0.0) if message is answer else _never()
+            return send(message, tree, 0.0) if message is answer else _refuse_to_send()
 
         def pushing(run_id: int, session: str, key: str, content: bytes) -> None:
-            push_object(run_id, session, key, content) if key in objects else _never()
+            push_object(run_id, session, key, content) if key in objects else _refuse_to_send()
 
         self._push(_Outbox(state, answer), store, sending, pushing)
 
@@ -277,7 +275,7 @@ class MessageGate:
             mine = [reply for reply in replies if reply.metadata.reply_to_message_id == asked.message_id]
             try:
                 if mine:
-                    return _whole(store, mine[0].metadata.message_id, self._deadline)
+                    return _complete_message(store, mine[0].metadata.message_id, self._deadline)
             except Exception as error:
                 _log.error("what the app returned can't be read", exc_info=error)
                 return None
@@ -310,8 +308,8 @@ class _Outbox:
         self.state.delete_messages(message_ids=message_ids)
 
 
-def _whole(store: ObjectStore, key: str, deadline: float) -> Message:
-    """Wait for all parts of a message, which an app sends one after the other, and build the message."""
+def _complete_message(store: ObjectStore, key: str, deadline: float) -> Message:
+    """Wait until the app has sent all parts of a message, or until the deadline, and build the message."""
     contents: dict[str, bytes] = {}
     for node in iterate_object_tree(store.get_object_tree(key)):
         while (content := store.get(node.object_id)) == b"" and time.monotonic() < deadline:
@@ -329,12 +327,12 @@ def _inflate(key: str, contents: dict[str, bytes]) -> Message:
     return message
 
 
-def _names(message: Message) -> tuple[int, str, str]:
+def _identity(message: Message) -> tuple[int, str, str]:
     about = message.metadata
     return about.run_id, about.message_type, about.message_id
 
 
-def _never() -> Any:
+def _refuse_to_send() -> Any:
     raise RuntimeError("Flower tried to send what the site did not make.")
 
 

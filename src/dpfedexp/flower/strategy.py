@@ -1,7 +1,5 @@
 """`DpFedExp`: the Flower strategy that runs the engine with nodes as clients."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -44,17 +42,17 @@ _log = logging.getLogger("flwr")
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 TRUSTED_NODES = (
-    "the clients that share a node, against the operator of that node, which adds their reports before it answers"
+    "the clients that share a node, against its operator: the node sees their reports, and sends only the sum"
 )
-WHETHER_IT_FAILED = "that a round did or did not fail because too few of the clients that were drawn for it answered"
+WHETHER_IT_FAILED = "whether a round failed because too few of the clients that were drawn for it answered"
 FIXED_NUMBER = (
-    "the number of participants is fixed and a run shows how many answer: one that leaves changes more than its part"
+    "the number of participants is fixed, and a run shows how many answer; a participant that leaves changes that too"
 )
 WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
 
 
 class FreshNoise:
-    """The noise of a deployment: a new source for every purpose and round."""
+    """The noise of a deployment: `make` creates a new source for every purpose and round."""
 
     def __init__(self, make: Callable[[], Noise]) -> None:
         self.make = make

@@ -3,8 +3,6 @@
 Flower passes an app's process its token as an argument, which every user of the machine can read. Here it is on standard input.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -13,8 +13,6 @@ key. The responses to a node depend on its own messages and on the runs, and on 
 memory: nothing that a node sends is written to disk.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys
@@ -175,7 +173,10 @@ def memory_factories(manager: FederationManager, keys: Iterable[bytes]) -> tuple
 
 
 class NodeMessages:
-    """Flower's message handlers, limited to each node's own messages. A node has one message at a time in each direction."""
+    """Flower's message handlers, limited to each node's own messages.
+
+    A node receives and sends one message at a time, so the newest of each is stored.
+    """
 
     def __init__(self) -> None:
         self._flower = {name: getattr(handlers, name) for name in EXPECTED if hasattr(handlers, name)}
