@@ -92,7 +92,7 @@ def _relative(axis: Axes, problems: list[tuple[str, dict[str, Any]]]) -> None:
         tuned_label = fit_label = "_"  # one entry of the legend each
     axis.axvline(0, color=FEDAVG, linewidth=1.8)
     axis.text(1.2, 5, "DP-FedAvg", color=FEDAVG, va="center")
-    axis.legend(loc="lower left", fontsize=9)
+    axis.legend(loc="lower left", bbox_to_anchor=(0, 0.12), fontsize=9)
     axis.set_yticks(range(len(problems)), [label for label, _ in problems])
     axis.set_title("ε = 8, eleven problems: error against DP-FedAvg's", loc="right")
     axis.set(xlabel="% more error (left of 0: less error, better)", ylim=(len(problems) - 0.3, -0.7))
