@@ -165,11 +165,13 @@ def of_flower() -> dict[str, Any]:
 
 
 def prepare(folder: Path, namespace: dict[str, Any], *, settings: bool) -> None:
-    """The files that commands of the pages read: arrays, and a run's file where the page does not write one."""
+    """The files that blocks of the pages read: arrays, tables, and a run's file where the page does not write one."""
     import numpy as np
 
     rows = namespace["images"].numpy()
     np.savez(folder / "arrays.npz", inputs=rows, targets=namespace["labels"].numpy(), client=np.arange(len(rows)) % 200)
+    for name in ("rows.csv", "test.csv"):
+        namespace["df"].to_csv(folder / name, index=False)
     if not settings:
         return
     (folder / "my.toml").write_text(

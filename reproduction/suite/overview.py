@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 EPSILON = 8.0
-LEFT = "mnist"
+TOP = "mnist"
 PROBLEMS = {
     "mnist": "MNIST",
     "mnist-small": "MNIST, 237 parameters",
@@ -42,10 +42,10 @@ def overview(results: Path, out: Path) -> Path:
 
     problems = {one["name"]: one for one in Section.read(results / "suite.json").data["problems"]}
     with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        made = Figure(figsize=(8.6, 3.7), layout="constrained")
-        left, right = made.subplots(1, 2, width_ratios=(1, 1.25))
-        _against_epsilon(left, problems[LEFT])
-        _relative(right, [(label, problems[name]) for name, label in PROBLEMS.items()])
+        made = Figure(figsize=(4.9, 5.6), layout="constrained")  # one column: a phone shows all of it
+        top, bottom = made.subplots(2, 1, height_ratios=(1, 1.7))
+        _against_epsilon(top, problems[TOP])
+        _relative(bottom, [(label, problems[name]) for name, label in PROBLEMS.items()])
     save_figure(made, out)
     return out
 
@@ -65,7 +65,8 @@ def _against_epsilon(axis: Axes, problem: dict[str, Any]) -> None:
         means, errors = zip(*points.values(), strict=True)
         axis.errorbar(list(points), means, errors, color=color, marker="o", markersize=4, linewidth=1.8, capsize=2)
         axis.text(*place, text, color=color, va="center")
-    axis.set(title="MNIST, 1000 clients: test accuracy, %", xlabel="ε of the whole run (smaller is more private)")
+    axis.set_title("MNIST, 1000 clients: test accuracy, %", loc="right")
+    axis.set_xlabel("ε of the whole run (smaller is more private)")
     axis.set_xscale("log")
     axis.set_xticks(list(points), [f"{x:g}" for x in points])
     axis.set_xticks([], minor=True)
@@ -91,11 +92,8 @@ def _relative(axis: Axes, problems: list[tuple[str, dict[str, Any]]]) -> None:
         tuned_label = fit_label = "_"  # one entry of the legend each
     axis.axvline(0, color=FEDAVG, linewidth=1.8)
     axis.text(1.2, 5, "DP-FedAvg", color=FEDAVG, va="center")
-    axis.legend(loc="lower left", fontsize=9)
+    axis.legend(loc="lower left", bbox_to_anchor=(0, 0.12), fontsize=9)
     axis.set_yticks(range(len(problems)), [label for label, _ in problems])
-    axis.set(
-        title="ε = 8: test error against DP-FedAvg's",
-        xlabel="% more error (left of 0: less error, better)",
-        ylim=(len(problems) - 0.3, -0.7),
-    )
+    axis.set_title("ε = 8, eleven problems: error against DP-FedAvg's", loc="right")
+    axis.set(xlabel="% more error (left of 0: less error, better)", ylim=(len(problems) - 0.3, -0.7))
     axis.grid(alpha=0.25, axis="x")

@@ -4,18 +4,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-LOSS = None  # cross-entropy for classes (whole numbers), squared error for numbers; or a function (outputs, targets) -> one per row
+LOSS = None  # None: cross-entropy for classes, squared error for numbers; or a function (outputs, targets) -> one loss per row
 
 
 def build_model() -> nn.Module:
-    """Build any model without BatchNorm. A run starts from the weights of the model that the server builds."""
-    return nn.Linear(4, 1)
+    """Build the model, without BatchNorm. A run starts from the weights of the model that the server builds."""
+    return nn.Linear(4, 1)  # four inputs, one number to predict; for classes: as many outputs as classes
 
 
 def load_data(path: str) -> tuple[Tensor, Tensor]:
     """Load one node's inputs and targets from its own file: here CSV with a header and the target in the last column."""
     rows = torch.from_numpy(np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)).float()
-    return rows[:, :-1], rows[:, -1:]
+    return rows[:, :-1], rows[:, -1:]  # numbers; for classes, which are numbered from 0: rows[:, -1].long()
 
 
 def test_set() -> tuple[Tensor, Tensor] | None:
