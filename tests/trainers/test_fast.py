@@ -14,7 +14,7 @@ from dpfedexp.models import mnist_cdp_net
 from dpfedexp.trainers import select as programs
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches, Window
-from dpfedexp.trainers.fast.ops import Function, multiplied
+from dpfedexp.trainers.fast.ops import Function, computed
 from dpfedexp.trainers.fast.program import Program, ProgramStep
 from dpfedexp.trainers.fast.trace import RULES, register
 from dpfedexp.trainers.select import Programs, with_checked_ops
@@ -274,12 +274,21 @@ def test_a_frozen_backbone_is_computed_once_for_a_batch_that_stays(monkeypatch):
 
 
 def test_a_frozen_layer_gets_no_gradient_made(monkeypatch):
-    """The adapters' matrices have no bias and their gradients are products, so that a sum could only be the frozen layer's."""
     adapters, head = (Adapter(128, 2), Adapter(128, 2)), nn.Linear(128, CLASSES, bias=False)
     simulation = bound(nn.Sequential(nn.Flatten(), *adapters, head), federation())
     agrees(simulation)
-    monkeypatch.setattr(ops.LazyGradient, "tensor", lambda self: pytest.fail("an unused gradient"))
+    offered, made, whole = [], [], ops.Linear.backward
+
+    def counted(*given):
+        gradients, of_inputs = whole(*given)
+        offered.extend(gradients)
+        return [lambda make=make: (made.append(make), make())[1] for make in gradients], of_inputs
+
+    monkeypatch.setattr(ops.Linear, "backward", counted)
     updates(simulation)
+    # Seven of the layers behind a trained one; the second adapter's frozen matrix and bias are two of them.
+    assert all(map(callable, offered))
+    assert len(made) * 7 == len(offered) * 5 > 0
 
 
 def test_frozen_parts_of_a_program_compute_in_bf16_with_the_rest():
@@ -421,13 +430,13 @@ def test_a_kernel_is_held_to_what_it_stands_for_layer_by_layer():
     of_kernel, of_inputs = back_and_forth(LibraryConvolve(window, False))
     patches, shape = Patches(window).forward((), x)
     of_params, (of_patches,) = Contract(False).backward([kernel], patches, dy, True)
-    assert torch.equal(multiplied(of_kernel[0]), multiplied(of_params[0]))
+    assert torch.equal(computed(of_kernel[0]), computed(of_params[0]))
     assert torch.equal(of_inputs[0], Patches(window).backward((), shape, of_patches, True)[1][0])
 
     class Wrong(LibraryConvolve):
         def backward(self, params, saved, dy, wanted):
             of_params, of_inputs = super().backward(params, saved, dy, wanted)
-            return [2 * multiplied(of_params[0])], of_inputs
+            return [2 * computed(of_params[0])], of_inputs
 
     with pytest.raises(ops.Unsupported, match="Wrong gives something else than Contract"):
         back_and_forth(Wrong(window, False))

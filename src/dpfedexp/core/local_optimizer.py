@@ -338,11 +338,6 @@ class LocalOptimizer:
         return ()
 
     @property
-    def follows_gradient(self) -> bool:
-        """Whether `direction` is the gradient itself, so that a step needs no memory for it."""
-        return False
-
-    @property
     def needs_all_gradients(self) -> bool:
         """Whether `combine_gradients` needs the gradients of all parameters before any of them moves."""
         return self.clip_gradient is not None
@@ -421,10 +416,6 @@ class Sgd(LocalOptimizer):
     @property
     def moment_names(self) -> tuple[str, ...]:
         return ("v",) if self.momentum else ()
-
-    @property
-    def follows_gradient(self) -> bool:
-        return not self.momentum and not self.weight_decay and type(self).direction is Sgd.direction
 
     def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
         if self.weight_decay:

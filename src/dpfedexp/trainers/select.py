@@ -21,7 +21,7 @@ from dpfedexp.errors import InputError, first_line, nearest, require
 from dpfedexp.machine import has_triton
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches
-from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, multiplied
+from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, computed
 from dpfedexp.trainers.fast.program import Program, ProgramStep, objective
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.isolation import is_isolated
@@ -119,7 +119,7 @@ def _check(task: Task, program: Program) -> None:
             found: dict[str, Tensor] = {}
             with torch.no_grad(), arithmetic("fp32", task.device):
                 fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
-                core.descend(params, Batch(fixed, y, weights), lambda name, g: found.update({name: multiplied(g)}))  # noqa: B023
+                core.descend(params, Batch(fixed, y, weights), lambda name, g: found.update({name: computed(g)}))  # noqa: B023
             wrong = [name for name, gradient in expected.items() if _differs(found[name], gradient, "fp32")]
             if not wrong:
                 break
@@ -174,7 +174,7 @@ class CheckedOp:
         own_params, own_inputs = self.op.backward(self._low(params), kept, self._low([dy])[0], wanted)
         for mine, exact in zip((*own_params, *own_inputs), (*of_params, *of_inputs), strict=True):
             if mine is not None and exact is not None:
-                self._compare(multiplied(mine), multiplied(exact))
+                self._compare(computed(mine), computed(exact))
         return of_params, of_inputs
 
     def _low(self, values: Sequence[Tensor]) -> list[Tensor]:

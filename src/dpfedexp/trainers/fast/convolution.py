@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpfedexp.machine import has_triton
-from dpfedexp.trainers.fast.ops import Gradient, Gradients, LazyGradient, Product, Saved
+from dpfedexp.trainers.fast.ops import Gradient, Gradients, Saved
 
 Pair = tuple[int, int]
 
@@ -146,16 +146,18 @@ class Contract:
         kernel = params[0].flatten(2)
         rows = dy.flatten(2)
         patches = saved.flatten(2)
-        grads: list[Gradient]
-        if dy.is_cuda:
-            grads = [Product(rows, patches.transpose(1, 2), params[0].shape[2:])]
-        else:
-            # A CPU's matrix product takes half the time with the longer side first.
-            grads = [
-                LazyGradient(lambda: torch.bmm(patches, rows.transpose(1, 2)).transpose(1, 2).reshape(params[0].shape))
-            ]
+
+        def of_kernel() -> Tensor:
+            if dy.is_cuda:
+                found = torch.bmm(rows, patches.transpose(1, 2))
+            else:
+                # A CPU's matrix product takes half the time with the longer side first.
+                found = torch.bmm(patches, rows.transpose(1, 2)).transpose(1, 2)
+            return found.reshape(params[0].shape)
+
+        grads: list[Gradient] = [of_kernel]
         if self.bias:
-            grads.append(LazyGradient(lambda: rows.sum(2)))
+            grads.append(lambda: rows.sum(2))
         return grads, (torch.bmm(kernel.transpose(1, 2), rows).view(saved.shape) if wanted else None,)
 
 
