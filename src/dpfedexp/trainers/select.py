@@ -20,7 +20,7 @@ from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError, first_line, nearest, require
 from dpfedexp.machine import has_triton
 from dpfedexp.trainers.chunk_size import footprint
-from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches
+from dpfedexp.trainers.fast.convolution import ContractAndPool
 from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, computed
 from dpfedexp.trainers.fast.program import Program, ProgramStep, objective
 from dpfedexp.trainers.fast.trace import compile_module
@@ -46,23 +46,6 @@ class Programs:
     @cached_property
     def plain(self) -> Program:
         return self._checked(lambda: compile_module(self.task.model, self.task.layout.names))
-
-    @cached_property
-    def library(self) -> Program:
-        """The program with torch's own convolutions, except for the first."""
-
-        def fused(step: ProgramStep, source: ProgramStep) -> Op | None:
-            op, patches = step.op, source.op
-            if source.output not in self.plain.trained or not isinstance(patches, Patches):
-                return None
-            if isinstance(op, ContractAndPool):
-                return LibraryConvolve(op.window, op.bias, op.pool)
-            return LibraryConvolve(patches.window, op.bias) if isinstance(op, Contract) else None
-
-        found = _with_fused(self.plain, fused)
-        if found is self.plain:
-            raise InputError("the model has no convolution behind another layer.")
-        return self._checked(lambda: found)
 
     @cached_property
     def fused(self) -> Program:
@@ -272,7 +255,6 @@ def _tiled_loop(parts: TrainerParts) -> Trainer:
 TRAINERS: dict[str, tuple[Callable[[TrainerParts], Trainer], tuple[str, ...]]] = {
     "fused": (_by_program("fused", "fused"), ("cuda",)),
     "fast": (_by_program("fast", "plain"), ("cpu", "cuda")),
-    "library": (_by_program("library", "library"), ("cpu",)),
     "recorded-vectorized": (_recorded_vectorized, ("cuda",)),
     "tiled-vectorized": (_tiled_vectorized, ("cpu",)),
     "tiled-loop": (_tiled_loop, ("cpu",)),
