@@ -54,7 +54,10 @@ class Schedule:
         return Schedule(self.positions[at], self.weights[at], self.steps[at], self.most)
 
     def in_own_shape(self) -> Schedule:
-        """The schedule of one client, with batches of the power of two that holds its rows: few shapes, by its data alone."""
+        """The schedule of one client with its batches padded to a power of two.
+
+        So there are few shapes, and each depends on this client's number of rows alone.
+        """
         real = int((self.weights > 0).sum(-1).max())
         room = 1 << max(real - 1, 0).bit_length()
         more = max(0, room - self.positions.shape[-1])

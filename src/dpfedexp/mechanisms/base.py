@@ -246,7 +246,7 @@ class Mechanism(ABC):
         return None if variance is None else math.sqrt(dimension * variance)
 
     def noise_share(self, dimension: int, cohort: float) -> float | None:
-        """Return the norm of the noise over the clip: n = z√d/M in central privacy with M = `cohort`. An adaptive clip keeps n."""
+        """Return the norm of the noise over the clip: n = z√d/M in central privacy with M = `cohort`, the same for every clip."""
         norm = self.noise_norm(dimension, cohort, cohort)
         return None if norm is None else norm / self.clip
 

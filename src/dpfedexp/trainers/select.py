@@ -206,8 +206,8 @@ WORTH_MEASURING = 5 * 10**7
 ALIKE = 1.05
 """Candidates within this factor of the fastest count as equally fast."""
 STEPS, TURNS, HOPELESS, SLOW = 2, 4, 2.0, 2.0
-"""Steps of a trial, how often each candidate is tried, and the limits for another try: how many times slower than the fastest,
-and how many seconds."""
+"""Local steps of a trial, and the trials of each candidate. A candidate gets no further trial if it was `HOPELESS` times slower
+than the fastest one, or took more than `SLOW` seconds."""
 LOOPED = 2
 """How many clients the loop is timed on if a GPU takes a whole chunk at once; its time is proportional to their number."""
 

@@ -77,7 +77,7 @@ class Stepper:
     ) -> None:
         """Set all clients to w [d], with steps [n] and optionally SCAFFOLD's c − c_i [n, d], η_l [n] and keys of draws [n].
 
-        `uneven` says that some clients take fewer steps than others; `into` are rows [n, d] that hold the parameters meanwhile.
+        `uneven` says that some clients take fewer steps than others; `into` is memory for the clients' parameters, [n, d].
         """
         n = len(steps)
         self.start = self.layout.unflatten(w)
@@ -326,7 +326,7 @@ class Steps:
         rates: Rows = None,
         out: Rows = None,
     ) -> Tensor:
-        """Return the updates, [n, d]; with `out`, they are written there, and so are the parameters meanwhile."""
+        """Return the updates, [n, d]. With `out`, they are written there, and `out` holds the parameters during training."""
         if self.recordings is not None and (more := self.recordings.width(len(clients)) - len(clients)):
             clients, schedule, correction, rates = _filled(more, clients, schedule, correction, rates)
             return self(w, clients, schedule, round, correction, rates)[: len(clients) - more]

@@ -28,6 +28,7 @@ Gradients = tuple[Sequence[Gradient], Sequence[Tensor | None]]
 
 
 def computed(gradient: Gradient) -> Tensor:
+    """The gradient as a tensor."""
     return gradient if isinstance(gradient, Tensor) else gradient()
 
 
