@@ -48,7 +48,6 @@ PARTS: dict[str, tuple[str, tuple[str, ...], str, Any]] = {
     "patch kernels": ("fast", ("pfl-cnn", "resnet"), f"{FAST}.convolution._own_kernels", lambda *given: None),
     "norm kernels": ("fast", ("resnet",), f"{FAST}.ops._has_kernels", lambda x: False),
     "pool in product": ("fast", ("cnn", "pfl-cnn"), f"{FAST}.trace._Translation._pool_behind", lambda *given: None),
-    "steps in products": ("fast", ("pfl-cnn", "mlp-4096"), f"{FAST}.ops.Product.adds_to", lambda *given: False),
     "matrix units": (
         "fused",
         ("cnn",),

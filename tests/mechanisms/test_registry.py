@@ -183,7 +183,8 @@ def test_a_mechanism_that_forgets_secure_noise_or_a_statistic_is_refused(monkeyp
         dp_fedavg(clip=1.0, mechanism="central-gausian", noise_multiplier=1.0)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
+# Against readers of the models "two-party" has the noise of both aggregators, and its claim is about one of them.
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("none", "two-party")])
 def test_the_audit_finds_no_more_than_is_claimed_and_something(name):
     mechanism = bound(name)
     ends = torch.zeros(2, D)
@@ -191,12 +192,11 @@ def test_the_audit_finds_no_more_than_is_claimed_and_something(name):
     known = torch.zeros(0 if mechanism.is_local else 2, D)
     here, there = (torch.cat([known, end[None]]) for end in ends)
     # A round of two aggregators takes a hundred times as long as another.
-    few = 1_000 if name.startswith("two-party") else 6_000
+    few = 1_000 if name == "two-party-one-sided" else 6_000
     results = audit_mechanism(Case(name, mechanism, here, there), sized(few, 20_000), 5, 0.999999)
     assert all(result.lower <= result.claim for result in results)
     # Laplace noise is worst for updates that differ in every coordinate, so this pair does not come near its claim.
-    # And a release of two aggregators has the noise of both, where the claim is about one of them.
-    assert name in ("local-laplace", "two-party") or all(result.holds for result in results)
+    assert name == "local-laplace" or all(result.holds for result in results)
     assert max(result.lower for result in results) > 0.05, "and it is not blind"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpfedexp import Poisson, Sgd, cdp_fedexp, dp_fedavg, fedavg, ldp_fedexp, train
+from dpfedexp import Execution, Poisson, Sgd, cdp_fedexp, dp_fedavg, fedavg, ldp_fedexp, train
 from dpfedexp.accounting import Sampling, compose, gdp
 from dpfedexp.core import noise as noise_module
 from dpfedexp.core.clipping import Clipped, clip
@@ -137,7 +137,8 @@ PROBLEM = synthetic_regression(20, 5, seed=1)
 
 
 def run(algorithm, **options):
-    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 3, "execution": "cpu"} | options
+    execution = Execution(device="cpu", trainer="loop")
+    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 3, "execution": execution} | options
     return train(linear_regression(5), PROBLEM.federation, algorithm, **arguments(options))
 
 

@@ -13,8 +13,8 @@ from dpfedexp.core.losses import binary_cross_entropy, half_squared_error
 from dpfedexp.models import mnist_cdp_net
 from dpfedexp.trainers import select as programs
 from dpfedexp.trainers.fast import ops
-from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches, Window
-from dpfedexp.trainers.fast.ops import Function, multiplied
+from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Patches, Window
+from dpfedexp.trainers.fast.ops import Function, computed
 from dpfedexp.trainers.fast.program import Program, ProgramStep
 from dpfedexp.trainers.fast.trace import RULES, register
 from dpfedexp.trainers.select import Programs, with_checked_ops
@@ -123,17 +123,6 @@ def test_every_rule_gives_the_plain_loops_updates(name):
     """Float32 rounding: 1e-5 of the largest entry after three steps."""
     clients = federation()
     check(updates(bound(NETWORKS[name], clients)), NETWORKS[name], clients)
-
-
-@pytest.mark.parametrize("name", ["paper", "residual"])
-def test_torchs_library_gives_the_plain_loops_updates_behind_another_layer(name):
-    torch.manual_seed(2)
-    model, clients = nn.Sequential(nn.Conv2d(2, 2, 1), NETWORKS[name]), federation()
-    simulation = bound(model, clients, trainer="library")
-    assert any(isinstance(step.op, LibraryConvolve) for step in Programs(simulation.task).library.steps)
-    check(updates(simulation), model, clients)
-    with pytest.raises(InputError, match="no convolution behind another layer"):
-        bound(NETWORKS["strides"], clients, trainer="library")
 
 
 @pytest.mark.parametrize(
@@ -274,12 +263,21 @@ def test_a_frozen_backbone_is_computed_once_for_a_batch_that_stays(monkeypatch):
 
 
 def test_a_frozen_layer_gets_no_gradient_made(monkeypatch):
-    """The adapters' matrices have no bias and their gradients are products, so that a sum could only be the frozen layer's."""
     adapters, head = (Adapter(128, 2), Adapter(128, 2)), nn.Linear(128, CLASSES, bias=False)
     simulation = bound(nn.Sequential(nn.Flatten(), *adapters, head), federation())
     agrees(simulation)
-    monkeypatch.setattr(ops.LazyGradient, "tensor", lambda self: pytest.fail("an unused gradient"))
+    offered, made, whole = [], [], ops.Linear.backward
+
+    def counted(*given):
+        gradients, of_inputs = whole(*given)
+        offered.extend(gradients)
+        return [lambda make=make: (made.append(make), make())[1] for make in gradients], of_inputs
+
+    monkeypatch.setattr(ops.Linear, "backward", counted)
     updates(simulation)
+    # Seven of the layers behind a trained one; the second adapter's frozen matrix and bias are two of them.
+    assert all(map(callable, offered))
+    assert len(made) * 7 == len(offered) * 5 > 0
 
 
 def test_frozen_parts_of_a_program_compute_in_bf16_with_the_rest():
@@ -411,6 +409,21 @@ def test_a_kernel_is_held_to_what_it_stands_for_layer_by_layer():
         output=3,
     )
 
+    class Fused:
+        """Both operations in one, with gradients of the parameters that are wrong by a factor."""
+
+        def __init__(self, factor):
+            self.factor = factor
+
+        def forward(self, params, *inputs):
+            patches, shape = Patches(window).forward((), *inputs)
+            y, saved = Contract(False).forward(params, patches)
+            return y, (shape, saved)
+
+        def backward(self, params, saved, dy, wanted):
+            of_params, (of_patches,) = Contract(False).backward(params, saved[1], dy, True)
+            return [self.factor * computed(of_params[0])], Patches(window).backward((), saved[0], of_patches, True)[1]
+
     def back_and_forth(op):
         step = ProgramStep(op, (0,), 2, ("w",))
         first, second = with_checked_ops(Program((step, plain.steps[2]), output=3), plain, "fp32").steps
@@ -418,16 +431,9 @@ def test_a_kernel_is_held_to_what_it_stands_for_layer_by_layer():
         _, saved = first.op.forward([kernel], x)
         return first.op.backward([kernel], saved, dy, True)
 
-    of_kernel, of_inputs = back_and_forth(LibraryConvolve(window, False))
-    patches, shape = Patches(window).forward((), x)
-    of_params, (of_patches,) = Contract(False).backward([kernel], patches, dy, True)
-    assert torch.equal(multiplied(of_kernel[0]), multiplied(of_params[0]))
-    assert torch.equal(of_inputs[0], Patches(window).backward((), shape, of_patches, True)[1][0])
-
-    class Wrong(LibraryConvolve):
-        def backward(self, params, saved, dy, wanted):
-            of_params, of_inputs = super().backward(params, saved, dy, wanted)
-            return [2 * multiplied(of_params[0])], of_inputs
-
-    with pytest.raises(ops.Unsupported, match="Wrong gives something else than Contract"):
-        back_and_forth(Wrong(window, False))
+    of_kernel, of_inputs = back_and_forth(Fused(1.005))
+    expected, of_image = Fused(1).backward([kernel], Fused(1).forward([kernel], x)[1], dy, True)
+    assert torch.equal(computed(of_kernel[0]), expected[0]), "the exact gradient is passed on"
+    assert torch.equal(of_inputs[0], of_image[0])
+    with pytest.raises(ops.Unsupported, match="Fused gives something else than Contract"):
+        back_and_forth(Fused(1.02))

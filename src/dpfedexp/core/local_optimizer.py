@@ -54,7 +54,10 @@ class Schedule:
         return Schedule(self.positions[at], self.weights[at], self.steps[at], self.most)
 
     def in_own_shape(self) -> Schedule:
-        """The schedule of one client, with batches of the power of two that holds its rows: few shapes, by its data alone."""
+        """The schedule of one client with its batches padded to a power of two.
+
+        So there are few shapes, and each depends on this client's number of rows alone.
+        """
         real = int((self.weights > 0).sum(-1).max())
         room = 1 << max(real - 1, 0).bit_length()
         more = max(0, room - self.positions.shape[-1])
@@ -338,11 +341,6 @@ class LocalOptimizer:
         return ()
 
     @property
-    def follows_gradient(self) -> bool:
-        """Whether `direction` is the gradient itself, so that a step needs no memory for it."""
-        return False
-
-    @property
     def needs_all_gradients(self) -> bool:
         """Whether `combine_gradients` needs the gradients of all parameters before any of them moves."""
         return self.clip_gradient is not None
@@ -421,10 +419,6 @@ class Sgd(LocalOptimizer):
     @property
     def moment_names(self) -> tuple[str, ...]:
         return ("v",) if self.momentum else ()
-
-    @property
-    def follows_gradient(self) -> bool:
-        return not self.momentum and not self.weight_decay and type(self).direction is Sgd.direction
 
     def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
         if self.weight_decay:

@@ -111,21 +111,22 @@ def free(release: Release) -> float:
 
 
 FIRST_CAP = 4.0
-"""The cap of the first round, before there is any evidence: four times the step of FedAvg."""
+"""The cap on η_g in the first round, before there is any evidence: four times the step of FedAvg."""
 GROWTH = 1.5
 """The factor on the cap in a round of evident progress."""
 SLOW_GROWTH = 1.1
-"""The factor on the cap in such a round if the last step went too far for its own direction, or near a step that failed before."""
+"""The factor on the cap in a round of evident progress if the released mean turned by more than 90°, or above the ceiling."""
 SHRINKAGE = 0.5
-"""The factor on the cap where progress has ended; the cap is back at 1 after log₂ η_g rounds."""
+"""The factor on the cap in a round without progress: from η_g, the cap is back at 1 after log₂ η_g such rounds."""
 CEILING_SHARE = 0.25
-"""After a failed step, growth is fast only up to the ceiling, this share of the failed step, and slow up to twice the ceiling:
-half of the failed step had worked, and a run must not fail again and again, perhaps in its last round."""
+"""The ceiling after a failed step, as a share of that step. The cap grows fast only up to the ceiling, and slowly up to twice the
+ceiling: steps of half the length had worked, and a run must not fail again and again, perhaps in its last round."""
 FAILURE_MEMORY = 2.0
 """Longer steps are tried again when a run is this many times as old as it was at the failure: the first rounds, in which
 everything changes, say little about late ones."""
 SHARPEST_TURN = -0.5
-"""cos 120°. Without a signal, the turn along an eigenvalue a of a quadratic is −aη/2: −½ is half of an unstable step."""
+"""cos 120°: with a sharper turn the step has failed. On a quadratic with eigenvalue a, noise alone gives a turn of −aη/2. Steps are
+unstable above aη = 2, so a turn of −½ belongs to half of the largest stable step."""
 EVIDENCE_DECAY = 0.8
 """The weight of earlier evidence in the next round: about five rounds count."""
 MAX_DRIFT = 3.0

@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from dpfedexp.data.arrays import cast_inputs as cast_inputs
     from dpfedexp.data.arrays import cast_targets as cast_targets
     from dpfedexp.data.data_sets import Standardize as Standardize
+    from dpfedexp.data.data_sets import SyntheticProblem as SyntheticProblem
     from dpfedexp.data.data_sets import load_mnist as load_mnist
     from dpfedexp.data.data_sets import read_idx as read_idx
+    from dpfedexp.data.data_sets import synthetic_regression as synthetic_regression
     from dpfedexp.data.federation import Federation as Federation
     from dpfedexp.data.partition import Assignment as Assignment
-    from dpfedexp.data.synthetic import SyntheticProblem as SyntheticProblem
-    from dpfedexp.data.synthetic import synthetic_regression as synthetic_regression
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

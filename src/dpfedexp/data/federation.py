@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -19,17 +17,6 @@ from dpfedexp.data import partition as dealing
 from dpfedexp.data.partition import as_assignment, by_ids, consecutive_rows
 from dpfedexp.data.tables import Columns, Names, as_names, client_files, client_ids_of, partitions, read_files
 from dpfedexp.errors import InputError, checked, require
-
-
-@dataclass(frozen=True, eq=False)
-class DataVersion:
-    """The identities and versions of tensors, to detect changes of the data."""
-
-    held: tuple[Tensor, ...]
-    versions: tuple[int, ...]
-
-    def same(self, other: DataVersion | None) -> bool:
-        return other is not None and self.versions == other.versions and all(map(operator.is_, self.held, other.held))
 
 
 class DataOptions(TypedDict, total=False):
@@ -395,17 +382,6 @@ class Federation(metaclass=_NamesConstructors):
             return each(lambda part: part.unflatten(0, (n, s)), inputs), targets.unflatten(0, (n, s))
 
         return read
-
-    @property
-    def data_version(self) -> DataVersion | None:
-        """The tensors and how often torch has changed them in place; None if a row may differ from one reading to the next.
-
-        Memory that torch does not track, such as a NumPy array that was passed in, must not be changed during a run.
-        """
-        held = [*self.contents()]
-        if self.transform is not None or not self.gathers_itself or any(part.is_inference() for part in held):
-            return None
-        return DataVersion(tuple(held), tuple(part._version for part in held))
 
     def client(self, index: int, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
         """All rows of one client, cast and transformed for a model."""

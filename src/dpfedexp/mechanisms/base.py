@@ -24,7 +24,7 @@ from dpfedexp.core.sums import MAX_SHARE, WITHIN_CLIP, Sums, Vote, VoteSpec, che
 from dpfedexp.core.sums import Release as Release
 from dpfedexp.core.sums import Secure as Secure
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.machine import has_triton, run_on_threads
+from dpfedexp.machine import run_on_threads
 
 Numerator = Literal["free", "paper", "naive"]
 Part = Literal["level", "votes"]
@@ -56,11 +56,6 @@ class Report:
 
 def total(rows: Tensor) -> Tensor:
     """Sum the rows in double precision."""
-    if rows.is_cuda and has_triton():
-        from dpfedexp.core import double_sums
-
-        if double_sums.is_supported(rows):
-            return double_sums.column_sums(rows)
     if rows.shape[1] <= BLOCK or rows.device.type != "cpu" or len(rows) == 0:
         return rows.sum(0, dtype=torch.float64)
     out = torch.empty(rows.shape[1], dtype=torch.float64)
@@ -251,7 +246,7 @@ class Mechanism(ABC):
         return None if variance is None else math.sqrt(dimension * variance)
 
     def noise_share(self, dimension: int, cohort: float) -> float | None:
-        """Return the norm of the noise over the clip: n = z√d/M in central privacy with M = `cohort`. An adaptive clip keeps n."""
+        """Return the norm of the noise over the clip: n = z√d/M in central privacy with M = `cohort`, the same for every clip."""
         norm = self.noise_norm(dimension, cohort, cohort)
         return None if norm is None else norm / self.clip
 

@@ -25,6 +25,7 @@ from dpfedexp.errors import InputError, checked, require
 from dpfedexp.mechanisms.base import Mechanism, MechanismSpec, Part, Release, Report, Secure, make_sums, total
 
 _FEW = 2**12
+"""Up to this dimension, float32 directions are computed in double precision."""
 _NOTHING = 1e-30
 """Norms below this number count as zero, because their inverse is not a float32."""
 

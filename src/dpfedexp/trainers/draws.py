@@ -545,7 +545,7 @@ def recurrent(
 
 
 EXPLICIT_MASKS = "dpfedexp"
-"""The name under which this attention is registered in `transformers`."""
+"""The name under which `transformers` knows torch's attention with masks that are always built."""
 
 
 def with_explicit_masks(module: nn.Module) -> nn.Module:

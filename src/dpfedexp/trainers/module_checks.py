@@ -31,6 +31,7 @@ _MACHINERY = frozenset(
 )
 _PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bool, type(None))
 _DEPTH = 4
+"""How deep into nested lists, dicts and objects the attributes of a module are searched for state."""
 _LIKE = 1e-5
 """How far losses of the same batch may differ by rounding: a GPU may add in another order."""
 

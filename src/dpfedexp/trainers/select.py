@@ -20,8 +20,8 @@ from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError, first_line, nearest, require
 from dpfedexp.machine import has_triton
 from dpfedexp.trainers.chunk_size import footprint
-from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches
-from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, multiplied
+from dpfedexp.trainers.fast.convolution import ContractAndPool
+from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, computed
 from dpfedexp.trainers.fast.program import Program, ProgramStep, objective
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.isolation import is_isolated
@@ -46,23 +46,6 @@ class Programs:
     @cached_property
     def plain(self) -> Program:
         return self._checked(lambda: compile_module(self.task.model, self.task.layout.names))
-
-    @cached_property
-    def library(self) -> Program:
-        """The program with torch's own convolutions, except for the first."""
-
-        def fused(step: ProgramStep, source: ProgramStep) -> Op | None:
-            op, patches = step.op, source.op
-            if source.output not in self.plain.trained or not isinstance(patches, Patches):
-                return None
-            if isinstance(op, ContractAndPool):
-                return LibraryConvolve(op.window, op.bias, op.pool)
-            return LibraryConvolve(patches.window, op.bias) if isinstance(op, Contract) else None
-
-        found = _with_fused(self.plain, fused)
-        if found is self.plain:
-            raise InputError("the model has no convolution behind another layer.")
-        return self._checked(lambda: found)
 
     @cached_property
     def fused(self) -> Program:
@@ -119,7 +102,7 @@ def _check(task: Task, program: Program) -> None:
             found: dict[str, Tensor] = {}
             with torch.no_grad(), arithmetic("fp32", task.device):
                 fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
-                core.descend(params, Batch(fixed, y, weights), lambda name, g: found.update({name: multiplied(g)}))  # noqa: B023
+                core.descend(params, Batch(fixed, y, weights), lambda name, g: found.update({name: computed(g)}))  # noqa: B023
             wrong = [name for name, gradient in expected.items() if _differs(found[name], gradient, "fp32")]
             if not wrong:
                 break
@@ -174,7 +157,7 @@ class CheckedOp:
         own_params, own_inputs = self.op.backward(self._low(params), kept, self._low([dy])[0], wanted)
         for mine, exact in zip((*own_params, *own_inputs), (*of_params, *of_inputs), strict=True):
             if mine is not None and exact is not None:
-                self._compare(multiplied(mine), multiplied(exact))
+                self._compare(computed(mine), computed(exact))
         return of_params, of_inputs
 
     def _low(self, values: Sequence[Tensor]) -> list[Tensor]:
@@ -223,8 +206,8 @@ WORTH_MEASURING = 5 * 10**7
 ALIKE = 1.05
 """Candidates within this factor of the fastest count as equally fast."""
 STEPS, TURNS, HOPELESS, SLOW = 2, 4, 2.0, 2.0
-"""Steps of a trial, how often each candidate is tried, and the limits for another try: how many times slower than the fastest,
-and how many seconds."""
+"""Local steps of a trial, and the trials of each candidate. A candidate gets no further trial if it was `HOPELESS` times slower
+than the fastest one, or took more than `SLOW` seconds."""
 LOOPED = 2
 """How many clients the loop is timed on if a GPU takes a whole chunk at once; its time is proportional to their number."""
 
@@ -272,7 +255,6 @@ def _tiled_loop(parts: TrainerParts) -> Trainer:
 TRAINERS: dict[str, tuple[Callable[[TrainerParts], Trainer], tuple[str, ...]]] = {
     "fused": (_by_program("fused", "fused"), ("cuda",)),
     "fast": (_by_program("fast", "plain"), ("cpu", "cuda")),
-    "library": (_by_program("library", "library"), ("cpu",)),
     "recorded-vectorized": (_recorded_vectorized, ("cuda",)),
     "tiled-vectorized": (_tiled_vectorized, ("cpu",)),
     "tiled-loop": (_tiled_loop, ("cpu",)),

@@ -19,10 +19,9 @@ from torch.func import grad, vmap
 from dpfedexp.core.local_optimizer import Clock, LocalOptimizer, Moments, Schedule, as_rows
 from dpfedexp.core.modules import Inputs, Layout, Params, each, leaves
 from dpfedexp.core.noise import Streams
-from dpfedexp.data.federation import DataVersion
 from dpfedexp.machine import run_on_threads, without_subnormals
 from dpfedexp.trainers.draws import seeded_generators, step_keys
-from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Product
+from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, computed
 from dpfedexp.trainers.fast.program import Objective, Program
 from dpfedexp.trainers.task import Precision, Rows, Task, Trainer, batches, low, rows_of_one
 
@@ -78,7 +77,7 @@ class Stepper:
     ) -> None:
         """Set all clients to w [d], with steps [n] and optionally SCAFFOLD's c − c_i [n, d], η_l [n] and keys of draws [n].
 
-        `uneven` says that some clients take fewer steps than others; `into` are rows [n, d] that hold the parameters meanwhile.
+        `uneven` says that some clients take fewer steps than others; `into` is memory for the clients' parameters, [n, d].
         """
         n = len(steps)
         self.start = self.layout.unflatten(w)
@@ -110,16 +109,9 @@ class Stepper:
         going = self.clock.step < self.clock.steps if self.uneven else None
         gradients: Params = {}
         local = self.local
-        modified = local.proximal or local.needs_all_gradients or self.correction is not None or self.rates is not None
-        # Whether a step is only w ← w − η_l·gradient, so that it can be computed in the memory of w.
-        only_subtracts = local.follows_gradient and going is None and not modified
 
         def take(name: str, given: Gradient) -> None:
-            value = self.params[name]
-            if isinstance(given, Product) and only_subtracts and given.adds_to(value):
-                given.add_to(value, -local.rate)
-                return
-            gradient = given if isinstance(given, Tensor) else given.tensor()
+            value, gradient = self.params[name], computed(given)
             if local.proximal:
                 gradient = gradient + local.proximal * (value - self.start[name])
             if self.correction is not None:
@@ -211,6 +203,8 @@ class Recording:
     ) -> None:
         if into is not None:
             raise ValueError("a recording has memory of its own; its updates are copied.")
+        # The batch of the round before would take memory beside that of this round.
+        self.loaded = None
         if not self.held:
             self.steps = steps.clone()
             own = None if rates is None else rates.to(w.device, w.dtype, copy=True)
@@ -318,9 +312,6 @@ class Steps:
     ) -> None:
         self.task, self.name, self.core, self.streams = task, name, core, streams
         self.recordings = None if record is None else Recordings(self._fresh, record)
-        # The batch of a one-batch schedule, kept for later rounds: (round, what was asked for, version of the data, batch).
-        self._kept: tuple[int, list[Tensor], DataVersion, Batch] | None = None
-        self._crowded = -2
 
     def _fresh(self) -> Stepper:
         return Stepper(self.core, self.task.layout, self.task.optimizer)
@@ -335,50 +326,34 @@ class Steps:
         rates: Rows = None,
         out: Rows = None,
     ) -> Tensor:
-        """Return the updates, [n, d]; with `out`, they are written there, and so are the parameters meanwhile."""
+        """Return the updates, [n, d]. With `out`, they are written there, and `out` holds the parameters during training."""
         if self.recordings is not None and (more := self.recordings.width(len(clients)) - len(clients)):
             clients, schedule, correction, rates = _filled(more, clients, schedule, correction, rates)
             return self(w, clients, schedule, round, correction, rates)[: len(clients) - more]
         uneven = schedule.uneven
         rates = self.task.rates(rates, round, len(clients))
         with torch.no_grad(), self.task.arithmetic():
-            batch_of = self._batches(clients, schedule, round)
             key = (*schedule.positions.shape[::2], uneven, correction is None, rates is None)
             stepper = self._fresh() if self.recordings is None else self.recordings.stepper(key)
             keys = self.task.keys(self.streams, round, clients)
             stepper.begin(w, schedule.steps, correction, rates, keys, uneven=uneven, into=out)
+            batch_of = self._batches(clients, schedule, round)
             for step in range(schedule.longest):
                 stepper.step(batch_of(step))
             return stepper.moved() if out is None else out.sub_(w)
 
     def _batches(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
-        if schedule.positions.shape[1] > 1:
-            return self._made(clients, schedule, round)
-        asked, data = (clients, schedule.positions, schedule.weights), self.task.clients
-        # Only data whose class has a `data_version` promise the same rows at every reading.
-        data_version: DataVersion | None = data.data_version if hasattr(type(data), "data_version") else None  # type: ignore[attr-defined]
-        kept = self._kept
-        if kept is not None and kept[2].same(data_version) and all(map(torch.equal, asked, kept[1])):
-            batch = kept[3]
-            return lambda step: batch
-        if kept is not None and kept[0] == round:
-            # With several chunks per round each would only evict the other's batch.
-            self._crowded = round
-        # Free the old batch before the new one is made.
-        self._kept = kept = None
-        fresh = self._made(clients, schedule, round)(0)
-        if data_version is not None and round not in (self._crowded, self._crowded + 1):
-            self._kept = round, [part.clone() for part in asked], data_version, fresh
-        return lambda step: fresh
-
-    def _made(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
+        """A function from a step to its batch, which is made once if every step uses the same batch."""
         gathered = batches(self.task, clients, schedule, self.streams, round)
 
         def make(step: int) -> Batch:
             x, y, weights = gathered(step)
             return Batch(self.core.prepare(x), y, weights)
 
-        return make
+        if schedule.positions.shape[1] > 1:
+            return make
+        constant = make(0)
+        return lambda step: constant
 
 
 def _filled(

@@ -125,7 +125,7 @@ class Task:
                 x, _ = pair_of_clients(self)
             return draws.module_traits(copy.deepcopy(self.model), each(lambda value: torch.zeros_like(value[0]), x))
 
-        return seen() if self.synthetic is None else self.synthetic.program("habits", seen)
+        return seen() if self.synthetic is None else self.synthetic.program("module traits", seen)
 
     def keys(self, streams: Streams | None, round: int, clients: Tensor) -> Tensor | None:
         """The keys of the clients' random draws in a round, [n]; None for a module that draws nothing."""

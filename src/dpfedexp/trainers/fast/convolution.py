@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpfedexp.machine import has_triton
-from dpfedexp.trainers.fast.ops import Gradient, Gradients, LazyGradient, Product, Saved
+from dpfedexp.trainers.fast.ops import Gradient, Gradients, Saved
 
 Pair = tuple[int, int]
 
@@ -146,16 +146,18 @@ class Contract:
         kernel = params[0].flatten(2)
         rows = dy.flatten(2)
         patches = saved.flatten(2)
-        grads: list[Gradient]
-        if dy.is_cuda:
-            grads = [Product(rows, patches.transpose(1, 2), params[0].shape[2:])]
-        else:
-            # A CPU's matrix product takes half the time with the longer side first.
-            grads = [
-                LazyGradient(lambda: torch.bmm(patches, rows.transpose(1, 2)).transpose(1, 2).reshape(params[0].shape))
-            ]
+
+        def of_kernel() -> Tensor:
+            if dy.is_cuda:
+                found = torch.bmm(rows, patches.transpose(1, 2))
+            else:
+                # A CPU's matrix product takes half the time with the longer side first.
+                found = torch.bmm(patches, rows.transpose(1, 2)).transpose(1, 2)
+            return found.reshape(params[0].shape)
+
+        grads: list[Gradient] = [of_kernel]
         if self.bias:
-            grads.append(LazyGradient(lambda: rows.sum(2)))
+            grads.append(lambda: rows.sum(2))
         return grads, (torch.bmm(kernel.transpose(1, 2), rows).view(saved.shape) if wanted else None,)
 
 
@@ -248,59 +250,3 @@ def route_to_winners(dy: Tensor, wins: Sequence[Tensor], out: Sequence[Tensor]) 
     for number in range(len(wins), 0, -1):
         torch.mul(left, wins[number - 1], out=out[number])
         left = torch.sub(left, out[number], out=out[0])
-
-
-@dataclass(frozen=True)
-class LibraryConvolve:
-    """A convolution, and a max-pool after it, by torch's own library, one client at a time: faster with many channels."""
-
-    window: Window
-    bias: bool
-    pool: Pair | None = None
-
-    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        (x,) = inputs
-        kept, found = [], []
-        for own, *given in zip(x, *params, strict=True):
-            image = _images(own)
-            y = torch.conv2d(image, given[0], given[1] if self.bias else None, *self._window)
-            best, places = y, None
-            if self.pool is not None:
-                best, places = torch.ops.aten.max_pool2d_with_indices(y, self.pool, self.pool)
-            kept.append((image, y if self.pool is not None else None, places))
-            found.append(best)
-        return _values(found), kept
-
-    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        found: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
-        for own, kernel, (image, y, places) in zip(dy, params[0], saved, strict=True):
-            gradient = _images(own)
-            if self.pool is not None:
-                gradient = torch.ops.aten.max_pool2d_with_indices_backward(
-                    gradient, y, self.pool, self.pool, (0, 0), (1, 1), False, places
-                )
-            sizes = [len(kernel)] if self.bias else None
-            asked = (wanted, True, self.bias)
-            rest = (*self._window, False, (0, 0), 1, asked)
-            found.append(torch.ops.aten.convolution_backward(gradient, image, kernel, sizes, *rest))
-        of_inputs, of_kernels, of_biases = zip(*found, strict=True)
-        grads = [torch.stack(of_kernels), *([torch.stack(of_biases)] if self.bias else [])]
-        return grads, (_values(of_inputs) if wanted else None,)
-
-    @property
-    def _window(self) -> tuple[Pair, Pair, Pair]:
-        return self.window.stride, self.window.padding, self.window.dilation
-
-
-def _images(values: Tensor) -> Tensor:
-    """[c, h, w, s] as [s, c, h, w] in channels-last memory format, in which torch's max-pool is many times faster."""
-    return values.permute(3, 0, 1, 2).contiguous(memory_format=torch.channels_last)
-
-
-def _values(images: Sequence[Tensor]) -> Tensor:
-    """Stack the clients' [s, c, h, w] as [n, c, h, w, s]."""
-    s, *shape = images[0].shape
-    out = images[0].new_empty(len(images), *shape, s)
-    for own, image in zip(out, images, strict=True):
-        own.copy_(image.permute(1, 2, 3, 0))
-    return out

@@ -1,7 +1,6 @@
 """Layer operations for many clients at once, on values [n, …, s] with parameters [n, …]: one set per client, samples last.
 
-Matrix products have hand-written gradients, which a step can subtract without storing them. Everything else is a function
-that autograd differentiates.
+Matrix products have hand-written gradients. Everything else is a function that autograd differentiates.
 """
 
 import math
@@ -23,52 +22,14 @@ KEYS = -1
 """The index of the clients' keys of a step, [n], among a program's values; used only by modules that draw."""
 
 
-@dataclass(frozen=True)
-class Product:
-    """A parameter's gradient left·right, [n, a, k] times [n, k, b], which a plain step subtracts without storing it.
-
-    `shape` is the parameter's shape after its first two dimensions, if that is not [b].
-    """
-
-    left: Tensor
-    right: Tensor
-    shape: tuple[int, ...] = ()
-
-    def tensor(self) -> Tensor:
-        found = torch.bmm(self.left, self.right)
-        return found.unflatten(2, self.shape) if self.shape else found
-
-    def adds_to(self, value: Tensor) -> bool:
-        """Whether the product can be added to `value` in place: same type, or on a GPU bf16 with sums in float32."""
-        rounded = value.is_cuda and value.dtype == torch.float32 and self.left.dtype == torch.bfloat16
-        return value.dtype == self.left.dtype or (rounded and "dtype_out" in torch.ops.aten.baddbmm.overloads())
-
-    def add_to(self, value: Tensor, factor: float) -> None:
-        """value ← value + factor·gradient, in place."""
-        rows = value.view(*value.shape[:2], -1)
-        if rows.dtype == self.left.dtype:
-            rows.baddbmm_(self.left, self.right, alpha=factor)
-        else:
-            add = torch.ops.aten.baddbmm.dtype_out
-            add(rows, self.left, self.right, rows.dtype, beta=1, alpha=factor, out=rows)
-
-
-@dataclass(frozen=True)
-class LazyGradient:
-    """A gradient that is computed on demand: never for a frozen parameter."""
-
-    make: Callable[[], Tensor]
-
-    def tensor(self) -> Tensor:
-        return self.make()
-
-
-Gradient = Tensor | Product | LazyGradient
+Gradient = Tensor | Callable[[], Tensor]
+"""A parameter's gradient, or a function that computes it, which is never called for a frozen parameter."""
 Gradients = tuple[Sequence[Gradient], Sequence[Tensor | None]]
 
 
-def multiplied(gradient: Gradient) -> Tensor:
-    return gradient if isinstance(gradient, Tensor) else gradient.tensor()
+def computed(gradient: Gradient) -> Tensor:
+    """The gradient as a tensor."""
+    return gradient if isinstance(gradient, Tensor) else gradient()
 
 
 class Op(Protocol):
@@ -197,9 +158,9 @@ class Linear:
         at_positions = dy.dim() == 4
         given = as_rows(dy).transpose(1, 2) if at_positions else dy
         seen = saved if at_positions else saved.transpose(1, 2)
-        grads: list[Gradient] = [Product(given, seen)]
+        grads: list[Gradient] = [lambda: torch.bmm(given, seen)]
         if self.bias:
-            grads.append(LazyGradient(lambda: given.sum(2)))
+            grads.append(lambda: given.sum(2))
         if not wanted:
             return grads, (None,)
         if at_positions:
