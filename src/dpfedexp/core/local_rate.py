@@ -100,7 +100,7 @@ def rate_from_votes(shares: Tensor, deviation: float) -> float:
 def first_rate(voted: float) -> float:
     """The rate of the first rounds: the rate of the votes, moved toward `PRIOR_RATE` by at most one bin of the grid."""
     bins = 2.0 * PRIOR_WEIGHT * math.log10(PRIOR_RATE / voted)
-    return voted * 10.0 ** (min(max(bins, -MAX_CORRECTION), MAX_CORRECTION) / 2.0)
+    return voted * math.pow(10.0, min(max(bins, -MAX_CORRECTION), MAX_CORRECTION) / 2.0)
 
 
 def scale_rounds(rounds: int, noise_share: float = math.inf) -> tuple[int, ...]:
