@@ -110,7 +110,7 @@ def test_up_run_and_down_as_a_user_types_them(tmp_path):
         assert "A server and 1 nodes are up" in shown.stdout, shown
         assert "are up already" in _in_process(app, "up")
         shown = _dpfedexp(app, "run").stdout
-        assert "'asked': 40, 'valid': 40" in shown, shown
+        assert "asked 40, valid 40" in shown, shown
         assert "against its operator: the node sees their reports" in (out / "privacy.txt").read_text()
         assert float(torch.linalg.vector_norm(load_file(out / "checkpoint.safetensors")["w"])) > 0
         assert len(Ledger.open(tmp_path / "guard.node0.ledger.jsonl", read_only=True)) == 1

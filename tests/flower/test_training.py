@@ -195,7 +195,7 @@ def test_the_quantile_settles_to_what_the_simulator_settles_it_to(tmp_path):
 @pytest.mark.parametrize("rows", [0, 1, 6])
 def test_a_node_trains_on_the_rows_of_its_file_however_few_there_are(rows, template, tmp_path):
     """The template's own task: a node without rows sends zeros, and takes part like any other."""
-    lines = ["x1,x2,x3,x4,y", *("1,2,3,4,5" for _ in range(rows))]
+    lines = ["x1,x2,x3,x4,y", *("0.1,0.2,0.3,0.4,0.5" for _ in range(rows))]
     (tmp_path / "own.csv").write_text("\n".join(lines) + "\n")
     settings = {"clients": 1, "rounds": 1, "node_timeout": 1.0, "folder": str(tmp_path / "out")}
     task, app, config = template(own_task=True, federation=settings)

@@ -191,8 +191,8 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
             failed = "[yellow]missing[/]" if check.incomplete else "[bold red]FAILED[/]"
             table.add_row(check.name, "[green]ok[/]" if check.passed else failed, check.detail)
         if planned is None:
-            reason = f"{CONFIG} is missing, or has no sizes of model and federation"
-            table.add_row("configuration", "[yellow]not checked[/]", reason)
+            reason = f"optional: only a run from the command line writes a {CONFIG} to compare with"
+            table.add_row("configuration", "[dim]not checked[/]", reason)
         console = Console()
         console.print(table)
         console.print(_VERDICTS[result])

@@ -28,7 +28,7 @@ from dpfedexp.engine.fit import describe_choices, rounds_for, with_choices
 from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, settings_of
 from dpfedexp.engine.plan import log
 from dpfedexp.engine.run import Run, RunFacts, RunFolder, StoredParameters
-from dpfedexp.engine.runner import RunEnd, run_to_end, statement_of
+from dpfedexp.engine.runner import RunEnd, run_to_end, show, statement_of
 from dpfedexp.engine.stopping import OnAdvice, OnRound, callbacks_of
 from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.evaluation import Evaluation, on_test_set
@@ -269,7 +269,10 @@ class DpFedExp(Strategy):
             return {name: float(value) for name, value in scores.items() if isinstance(value, int | float)}
 
         def completed(record: dict[str, Any]) -> None:
-            _log.info("Round %d of %d: %s", record["round"], self.rounds, record)
+            counts = "".join(
+                f", {name} {value}" for name, value in record.items() if type(value) is int and name != "round"
+            )
+            _log.info("Round %d of %d: %s%s", record["round"], self.rounds, show(record), counts)
             result.train_metrics_clientapp[record["round"]] = _record(record)
 
         how = {"command": "flwr run", "data": "a Flower federation", "purpose": "in federation.folder"}
