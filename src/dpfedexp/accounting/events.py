@@ -360,7 +360,7 @@ class PureEvent(_Event):
         return replace(self, adjacency="replace-one", epsilon=2.0 * self.epsilon)
 
     def for_clients(self, clients: int) -> tuple[PureEvent, int]:
-        """As in `_Event`: by group privacy in the central setting, as one event per client in the local one."""
+        """Return the charge of a node for several clients: one event with ε times `clients` if central, one event each if local."""
         if self.setting == "local":
             return self, clients
         return replace(self, epsilon=self.epsilon * clients), 1
