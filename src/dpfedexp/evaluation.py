@@ -281,7 +281,7 @@ def check_metrics(metrics: Any) -> None:
     )
     require(
         "loss" not in metrics and "test_loss" not in metrics,
-        "metrics has a 'loss', but test_loss is the loss that the run trains with; give it another name.",
+        "metrics has a 'loss', but the name test_loss is taken by the training loss on the test set; give it another name.",
     )
     for name, metric in metrics.items():
         function = callable(metric) and not isinstance(metric, type)
@@ -337,7 +337,7 @@ def _of_classes(traits: LossTraits, targets: Tensor, classes: int) -> list[Measu
         return []
 
     def highest(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | int]:
-        """Return which positions have the right class, and how many positions count (label not ignored)."""
+        """Return where the class with the highest output is the label, and how many positions have a label that is not ignored."""
         at, counts = class_dimension(outputs, targets, second=traits.second), targets != traits.ignored
         return (counts & False, 0) if at is None else ((outputs.argmax(at) == targets) & counts, counts.sum())
 

@@ -244,7 +244,7 @@ def test_a_file_that_other_users_can_reach_is_refused_with_the_command_that_clos
 def test_the_documented_commands_of_a_site_leave_no_file_that_its_node_refuses(tmp_path):
     """Followed to the letter in a shell with the usual umask; the table for security officers says 0640 and 0600."""
     page = (Path(__file__).parents[2] / "docs" / "operator.md").read_text()
-    site = page[page.index("**Every site**") : page.index("From the server's operator it gets")]
+    site = page[page.index("**Every site**") : page.index("From the server's operator the site gets")]
     commands = "\n".join(line for line in site.splitlines() if line.startswith("    "))
     assert "superexec" in commands
     script = "umask 022\n" + commands.replace("dpfedexp-app", str(os.getgid()))

@@ -105,7 +105,10 @@ def calibrate_privunit(
     high = 1.5 * low
     while epsilon(high) <= target_epsilon:
         low, high = high, 1.5 * high
-        require(high < 1e6, f"target_epsilon is {target_epsilon:g}; no report is too costly for it. Lower it.")
+        require(
+            high < 1e6,
+            f"target_epsilon is {target_epsilon:g}; even a report of ε = 10⁶ is not too costly for it. Lower it.",
+        )
     return -_root(lambda x: epsilon(-x), target_epsilon, -high, -low)
 
 

@@ -45,11 +45,11 @@ class _Event:
         return self
 
     def for_clients(self, clients: int) -> tuple[Self, int]:
-        """Return the event, and how often it is charged, when one holder answers for several of its clients."""
+        """Return the event, and how often it is charged, when one node answers for several of its clients."""
         return self, 1
 
     def charge_after(self, earlier: Iterable[object]) -> Self:
-        """Return the charge for one more answer to a round for which the same holder was already charged `earlier`."""
+        """Return the charge for one more answer to a round for which the same node was already charged `earlier`."""
         return self
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:
@@ -139,7 +139,7 @@ class GaussianEvent(_Event):
 
     @property
     def exact(self) -> bool:
-        """Whether no smaller μ holds: every client takes part, and some pair of neighbors reaches the shift that is charged."""
+        """Whether μ is tight: every client takes part, and some pair of neighboring inputs has the charged sensitivity."""
         proven = len(self.queries) == 1 or self.joint_mu is not None
         return self.attained and proven and self.sampling.kind == "full"
 
@@ -360,7 +360,7 @@ class PureEvent(_Event):
         return replace(self, adjacency="replace-one", epsilon=2.0 * self.epsilon)
 
     def for_clients(self, clients: int) -> tuple[PureEvent, int]:
-        """Return the cost of several clients: by group privacy in the central setting, by composition in the local one."""
+        """Return the charge of a node for several clients: one event with ε times `clients` if central, one event each if local."""
         if self.setting == "local":
             return self, clients
         return replace(self, epsilon=self.epsilon * clients), 1

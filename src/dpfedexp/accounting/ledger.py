@@ -340,7 +340,7 @@ def head_path(path: str | Path) -> Path:
 
 
 def read_chain(path: Path) -> Chain:
-    """Read a chain file; check every line against its hash and the head. Raise `LedgerError` naming the first wrong line."""
+    """Read a chain file; check its lines by their hashes and by the head file. Raise `LedgerError` naming the first wrong line."""
     contents: list[dict[str, Any]] = []
     hashes: list[str] = []
     complete, torn = 0, False
@@ -396,7 +396,7 @@ class ChainWriter:
         return writer, chain
 
     def append(self, record: dict[str, Any]) -> None:
-        """Append a record; return after the record and the head that counts it are on disk."""
+        """Append a record; return after the record and the updated head file are on disk."""
         previous = self.hashes[-1]
         line, last_hash = _hashed_line({**record, "previous": previous}, previous)
         view = memoryview(line)
@@ -440,7 +440,7 @@ def _checked_content(path: Path, number: int, line: bytes, previous: str) -> tup
 
 
 def _check_head(path: Path, hashes: list[str]) -> None:
-    """Raise `LedgerError` unless the file has all records that its head counts, with the same hashes, and at most one more."""
+    """Raise `LedgerError` unless the file has all records that its head file counts, with its hash, and at most one more."""
     records = len(hashes) - 1
     head = head_path(path)
     try:
@@ -450,7 +450,8 @@ def _check_head(path: Path, hashes: list[str]) -> None:
     except FileNotFoundError:
         if records:
             raise LedgerError(
-                f"{head} is missing beside a ledger with {records} charges; without it, removed lines can't be detected."
+                f"{head} is missing beside a ledger with {records} charges; it has their number, so without it removed lines "
+                "can't be detected. Restore both files from the newest backup."
             ) from None
         return
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -38,7 +38,7 @@ def pure_epsilon(charges: Iterable[tuple[ReportEvent, int]]) -> float:
 
 
 def epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float) -> tuple[float, str]:
-    """Compute the smallest proven ε at δ of all reports, and name the accountant that proved it."""
+    """Return the smallest proven ε at δ of all reports together, and the name of the accountant that proved it."""
     pure = pure_epsilon(charges)
     if delta <= 0.0 or pure == 0.0 or math.isinf(pure):
         return pure, PURE
@@ -50,7 +50,7 @@ def epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float) -> tuple[f
 
 
 def epsilon_with_gaussian(charges: Sequence[tuple[ReportEvent, int]], mu: float, delta: float) -> tuple[float, str]:
-    """Compute the smallest proven ε at δ of the reports and a μ-GDP release together, and name the composition.
+    """Return the smallest proven ε at δ of the reports and a μ-GDP release together, and the name of the accountant.
 
     Given the loss ℓ of the reports, the rest of the loss is the Gaussian's, so δ(ε) = Σ P(ℓ)·δ_μ(ε − ℓ). If the reports have too
     many possible losses to list, the two ε are added.

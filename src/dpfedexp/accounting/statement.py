@@ -538,7 +538,7 @@ def _percent(value: float) -> str:
 
 
 def caveats(s: PrivacyStatement) -> list[str]:
-    """Return the sentences that must accompany a bare ε; empty if ε is for this run and its own clients."""
+    """Return the sentences to show with ε if it is not for this run's clients but for a larger deployment (`noise_cohort`)."""
     cohort = s.noise_cohort
     larger = f"the promise of a larger deployment with {cohort} clients in a round, and none to the clients of this run"
     return [] if cohort is None else [larger]

@@ -82,7 +82,7 @@ class Probe:
 
 
 def bin_answers(places: Tensor, bins: int) -> Tensor:
-    """Return the answers as rows [n, bins]: ½ in the chosen bin, counted from 1; zeros for place 0 (abstention)."""
+    """Return the answers as rows [n, bins]: ½ in the chosen bin, counted from 1; zeros for bin 0 (abstention)."""
     rows = torch.zeros(len(places), bins + 1, device=places.device)
     rows[torch.arange(len(places), device=places.device), places] = MAX_SHARE
     return rows[:, 1:]
@@ -132,12 +132,12 @@ def evaluation_count(rounds: int, every: int | None = None) -> int:
 
 
 def evaluation_mechanism(mechanism: Mechanism, rounds: int, sampling: Sampling, evaluations: int) -> Mechanism:
-    """Return the mechanism of one evaluation by clients; all evaluations together cost `EVALUATION_SHARE` of the rounds."""
+    """Return the mechanism of one evaluation by clients; all of them together cost `EVALUATION_SHARE` of the μ² of all rounds."""
     return mechanism.asking(EVALUATION, _noise(mechanism, sampling, EVALUATION_SHARE * rounds / max(evaluations, 1)))
 
 
 def candidate_vote(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Mechanism:
-    """Return the mechanism of a vote on the best candidate, which costs `CANDIDATE_SHARE` of the rounds."""
+    """Return the mechanism of a vote on the best candidate, which costs `CANDIDATE_SHARE` of the μ² of all rounds."""
     return mechanism.asking(CANDIDATE, _noise(mechanism, sampling, CANDIDATE_SHARE * rounds))
 
 
@@ -148,7 +148,7 @@ def _noise(mechanism: Mechanism, sampling: Sampling, rounds: float) -> float:
 
 
 def make_probe(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Probe:
-    """Make the probe of a run; a vote on the rate costs `RATE_SHARE`, one on the clip `CLIP_SHARE` of all rounds."""
+    """Make the probe of a run; a vote on the rate costs `RATE_SHARE`, one on the clip `CLIP_SHARE` of the μ² of all rounds."""
     rate, clip = (_noise(mechanism, sampling, share * rounds) for share in (RATE_SHARE, CLIP_SHARE))
     return Probe(mechanism.asking(RATE, rate), mechanism.asking(CLIP, clip), mechanism.asking(SCALE, rate), rounds)
 

@@ -51,8 +51,9 @@ _HOSTILE = 8.0
 class Case:
     """A mechanism, and two neighboring inputs that differ in the last client.
 
-    `here` and `there` are the rows that clients send to a central mechanism, or one client's own update for a local one. `votes` is
-    the last client's value of every vote in both inputs; the others send ½, an absent client nothing. `denominator` is public.
+    `here` and `there` are the two inputs: the rows of all clients for a central mechanism, one client's update for a local one.
+    `votes` is what the last client sends for every vote, first in `here`, then in `there`; the other clients send ½, an absent one
+    nothing. `denominator` is the public number by which sums are divided.
     """
 
     name: str

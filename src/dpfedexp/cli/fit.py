@@ -117,7 +117,7 @@ def fit(
 
 
 def _model(name: str | None, tree: dict[str, Any], classes: int | None) -> dict[str, Any]:
-    """Return the section [model]: the named network, by default a linear model, with the sizes of the arrays."""
+    """Return the section [model]: the named network, by default a linear model, with inputs and outputs that fit the data file."""
     if name is not None and ":" in name:
         return {"factory": name}
     if tree["data"]["kind"] != "npz" or "factory" in tree["model"]:

@@ -60,7 +60,7 @@ class RoundOptions:
     epsilon2: Annotated[float, typer.Option("--epsilon2", help="PrivUnit: ε₂, for the norm.")] = 2.0
     gamma: Annotated[
         Literal["exact", "paper"],
-        typer.Option(help="PrivUnit: the rule that chooses the cap; the paper's needs --dimension."),
+        typer.Option(help="PrivUnit: the rule for the cap's threshold γ; the paper's rule needs --dimension."),
     ] = "exact"
 
     def event(self, z: float | None) -> Event:
@@ -136,7 +136,7 @@ def noise(
     delta: DeltaOption = 1e-5,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the noise for a target ε. For PrivUnit: ε₀, ε₁, ε₂ in the given proportions."""
+    """Compute the noise for a target ε. For PrivUnit: the largest ε₀, ε₁, ε₂ in the proportions of the given ones."""
     from dpfedexp.accounting import calibrate_noise, calibrate_privunit
 
     about: dict[str, Any] = {"mechanism": one.mechanism, "target_epsilon": target}

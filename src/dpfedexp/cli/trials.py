@@ -126,8 +126,8 @@ def check_one_promise(plan: Sweep, grid: Sequence[Trial]) -> list[Settings]:
     for name, values in promises.items():
         require(
             len(values) < 2,
-            f"--grid has {name} {' and '.join(sorted(values))}, which are promises about different changes of the data, so that "
-            "no single ε covers all runs; make a sweep of each.",
+            f"--grid has {name} {' and '.join(sorted(values))}; their ε are for different neighboring data sets or different "
+            "deployments, so that no single ε covers all runs; make a sweep for each value.",
         )
     return settings
 

@@ -29,7 +29,7 @@ class Schedule:
         positions: [n, s, b] row positions within the client; s = 1 when every step uses the same batch.
         weights: [n, s, b] 1/|batch| on real rows, 0 on padding, so that a weighted sum of losses is the client's own mean loss.
         steps: [n] how many steps each client takes.
-        most: a public bound on `steps`; None where the chunk may take as many steps as its longest client.
+        most: the number of steps that the chunk computes, a public bound on `steps`; None for the largest of `steps`.
     """
 
     positions: Tensor
@@ -346,7 +346,7 @@ class LocalOptimizer:
         return self.clip_gradient is not None
 
     def combine_gradients(self, gradients: Params) -> Params:
-        """Return the gradients that `direction` gets, by name, from those of all parameters, which must not be changed in place.
+        """Return the gradients of all parameters as `direction` gets them; the arguments must not be changed in place.
 
         Called only if `needs_all_gradients`.
         """

@@ -117,7 +117,7 @@ def scale_rounds(rounds: int, noise_share: float = math.inf) -> tuple[int, ...]:
 
 
 def shake_of(variance: float, rounds_left: int, noise_share: float) -> float:
-    """The standard deviation of the public noise in a vote on the factor.
+    """The standard deviation of ξ, the public noise that `moves` adds in a vote on the factor.
 
     It is divided by √max{1, n}: where noise is large, the loss prefers shorter steps than accuracy does.
 
@@ -130,9 +130,9 @@ def shake_of(variance: float, rounds_left: int, noise_share: float) -> float:
 
 
 def moves(anchor: Tensor, w: Tensor, shake: float, scale: float) -> tuple[Tensor, Tensor]:
-    """The two moves from the anchor a that clients evaluate, s(w − a ± noise), [d] each. Terms linear in the noise cancel.
+    """The two moves that clients evaluate, s(w − a ± ξ), [d] each, from a, the model at the last vote. Terms linear in ξ cancel.
 
-    The noise is one fixed public draw, the same for all clients.
+    ξ is one fixed public draw, the same for all clients.
     """
     noise = shake * torch.randn(len(w), generator=torch.Generator().manual_seed(0)).to(w)
     return scale * (w - anchor + noise), scale * (w - anchor - noise)

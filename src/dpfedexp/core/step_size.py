@@ -78,7 +78,7 @@ def fedexp(release: Release) -> float:
 
 
 def naive(release: Release) -> float:
-    """eq:naive: (1/M) Σ‖c_i‖² / ‖c̄‖². Biased by the noise's own energy dσ², which no number of clients averages out."""
+    """eq:naive: (1/M) Σ‖c_i‖² / ‖c̄‖². Biased by the clients' own noise: ‖c_i‖² has dσ² of it, which averages do not reduce."""
     return _ratio(release.numerator, release.c_bar)
 
 
@@ -98,7 +98,7 @@ def ldp_privunit(release: Release) -> float:
 
 
 def cdp(release: Release) -> float:
-    """eq:step-size-cdp: max{1, ((1/M) Σ‖Δ_i‖² + ξ) / ‖c̄‖²}; the mechanism has added ξ already."""
+    """eq:step-size-cdp: max{1, ((1/M) Σ‖Δ_i‖² + ξ) / ‖c̄‖²}; ξ is the noise that the mechanism has added."""
     return max(1.0, _ratio(release.numerator, release.c_bar))
 
 
@@ -144,7 +144,7 @@ EVIDENCE_TO_GROW = 2.0
 
 
 def turn(c_bar: Tensor, before: Tensor) -> float:
-    """cos(c_t, c_{t−1}): how sharply the released mean turns from one round to the next; 0 where either mean is zero."""
+    """cos(c_t, c_{t−1}): 1 if two successive released means have the same direction, −1 if opposite; 0 where either is zero."""
     now, then = c_bar.double(), before.double()
     norms = float(now.norm()) * float(then.norm())
     return float(now @ then) / norms if norms > 0 else 0.0
@@ -153,7 +153,7 @@ def turn(c_bar: Tensor, before: Tensor) -> float:
 def drift(c_bar: Tensor, before: tuple[Tensor, ...], variance: float) -> float:
     """⟨c_t + c_{t−1}, c_{t−2} + c_{t−3}⟩ in standard deviations of its value under noise alone, clamped to ±`MAX_DRIFT`.
 
-    An oscillation of period 2 cancels in sums of two moves, so this measures whether the reported model still moves on.
+    An oscillation of period 2 cancels in sums of two moves, so this measures whether the average of the last models still moves.
     `before` has c_{t−1}, c_{t−2} and c_{t−3}, as far as those rounds exist; `variance` is that of the noise in each coordinate
     of a released mean. Without noise, only the sign counts.
     """
@@ -177,7 +177,7 @@ def evidence(sum_before: float, drift: float) -> tuple[float, float]:
 
 
 def room(round: int, failed: int) -> float:
-    """max{1, t/(`FAILURE_MEMORY`·f)}: the factor on the limit of steps in round t that a failure in round f set (0: none)."""
+    """max{1, t/(`FAILURE_MEMORY`·f)}: in round t, the factor on the limit that a failed step in round f set; f = 0: none failed."""
     return max(1.0, round / (FAILURE_MEMORY * failed)) if failed else 1.0
 
 
@@ -264,7 +264,7 @@ class Safe:
 
 
 def without_noise(release: Release, share: float) -> Release:
-    """The release with c̄ shortened as if this share of the noise's energy dσ² were not in it, but never below (1 − share)·dσ²."""
+    """The release with a shorter c̄: ‖c̄‖² less this share of the noise's expected dσ², but at least (1 − share)·dσ²."""
     if share == 0.0:
         return release
     square, energy = float(release.c_bar.double().square().sum()), release.c_bar.numel() * release.variance

@@ -25,9 +25,9 @@ from dpfedexp.errors import InputError, checked, is_number, require
 WITHIN_CLIP = "within clip"
 """The vote of adaptive clipping: whether a client's update was within the clip. It comes from the update itself."""
 MAX_SHARE = 0.5
-"""The largest share of a client, up to its sign."""
+"""The largest absolute value of a share, a client's scaled value of a vote."""
 Secure = bool | Literal["strict"]
-"""False for plain noise, True for noise on a lattice, "strict" for discrete noise."""
+"""False for floating-point noise, True for noise rounded to a grid, "strict" for exact discrete noise."""
 _COST = 5.05
 """Two votes with noise of this many z each cost the update 0.995% more noise at the same ε."""
 
@@ -61,7 +61,7 @@ class VoteSpec:
 
     @property
     def middle(self) -> float:
-        """The value that counts for a client that does not answer, or not with a number."""
+        """The value that is used for a client whose answer is missing or not a number."""
         return self.low + self.width / 2
 
     @property
@@ -76,7 +76,7 @@ class Vote(VoteSpec):
     """A vote with its noise.
 
     Args:
-        noise: the standard deviation on the sum of the clients' shares, in clients; 0 only where nothing is private.
+        noise: the standard deviation of the noise on the sum of shares (values scaled to ±½); 0 only in runs without privacy.
     """
 
     noise: float = field(kw_only=True)
@@ -104,7 +104,7 @@ def default_noise(cohort: float, z: float, votes: int) -> float:
 
 
 def to_shares(values: Tensor, vote: VoteSpec) -> Tensor:
-    """The clients' shares of a vote in float64: within ±½ for any values, and 0, the middle, for NaN.
+    """Scale the clients' values of a vote to shares within ±½, in float64; NaN becomes 0, the middle of the range.
 
     >>> to_shares(torch.tensor([0.0, 7.5, 1e9, torch.nan]), VoteSpec("loss", 0.0, 10.0)).tolist()
     [-0.5, 0.25, 0.5, 0.0]
@@ -123,7 +123,7 @@ def estimate(noisy_sum: float, denominator: float, vote: VoteSpec) -> float:
 
 
 def check_votes(votes: Sequence[VoteSpec]) -> None:
-    """Raise `InputError` if two votes have the same name, or another vote has the name of adaptive clipping's."""
+    """Raise `InputError` if two votes have the same name, or one has the name that adaptive clipping uses."""
     names = [vote.name for vote in votes]
     twice = [name for name in names if names.count(name) > 1]
     require(not twice, f"votes has {twice[0] if twice else ''!r} twice; names of votes must be unique.")
@@ -133,7 +133,7 @@ def check_votes(votes: Sequence[VoteSpec]) -> None:
 
 
 def client_votes(votes: Sequence[Vote]) -> tuple[Vote, ...]:
-    """The votes other than adaptive clipping's, whose values clients provide."""
+    """The votes whose values clients provide: all but the vote of adaptive clipping."""
     return tuple(vote for vote in votes if vote.name != WITHIN_CLIP)
 
 

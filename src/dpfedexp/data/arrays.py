@@ -238,7 +238,7 @@ def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
 
 
 def _tensors(dataset: Any) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """The tensors of a `TensorDataset` and the rows of them that a `Subset` selects; (None, None) if items must be read."""
+    """The tensors of a `TensorDataset` and the rows of them that a `Subset` selects; (None, None) for other data sets."""
     indices: Tensor | None = None
     # A subclass with its own __getitem__, such as for augmentation, is read item by item.
     while isinstance(dataset, data.Subset) and type(dataset).__getitem__ is data.Subset.__getitem__:

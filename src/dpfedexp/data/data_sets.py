@@ -111,7 +111,7 @@ def load_mnist(data: Path | str | None = None) -> DataSet:
     )
     for part, images, labels in (("train", train_images, train_labels), ("t10k", test_images, test_labels)):
         counts = f"{len(images)} {part} images and {len(labels)} {part} labels"
-        require(len(images) == len(labels), f"{folder} has {counts}; there must be as many.")
+        require(len(images) == len(labels), f"{folder} has {counts}; the numbers must be equal.")
     one, two = (tuple(images.shape[1:]) for images in (train_images, test_images))
     require(one == two, f"{folder} has train images of shape {one} and t10k images of shape {two}; they must agree.")
     return DataSet(train_images[:, None], train_labels, (test_images[:, None], test_labels))

@@ -30,7 +30,7 @@ _NUMBERS = (int, float, np.number, np.bool_)
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of inputs and of targets; the columns `by` have the client id of each row.
+    """The columns of inputs and of targets, and the columns `by` that together make the client id of each row.
 
     `categories` has the public list of possible values of a column of text; `dtype` is as in `Federation`.
     """

@@ -148,8 +148,8 @@ def epsilon(plan: Plan) -> Advice | None:
     return _warning(
         "large-epsilon",
         f"ε = {number(plan.epsilon)} over {plan.rounds} rounds is hardly a guarantee: above {LARGE_EPSILON:g}, an attacker who "
-        "thinks a fact about a client has a chance of one in a million may end up 99.8% sure of it. More clients pay for more "
-        "noise; fewer rounds cost less.",
+        "thinks a fact about a client has a chance of one in a million may end up 99.8% sure of it. Use more noise, which more "
+        "clients average out, or fewer rounds.",
     )
 
 
@@ -205,7 +205,7 @@ def _numbers(plan: Plan) -> str:
         ways.append(f"ε ≈ {about(at)}")
     return (
         f"At ε = {number(plan.epsilon)} the noise of {plan.rounds} rounds adds up to {number(1 / best)} times what all clients "
-        f"together could push if they agreed in every round ({_facts(plan)}). As much signal as noise takes "
+        f"together could contribute if they agreed in every round ({_facts(plan)}). As much signal as noise takes "
         f"{', '.join(ways[:-1])} or {ways[-1]}."
     )
 
@@ -259,7 +259,7 @@ class AdviceMonitor:
     _records: list[Record] = field(default_factory=list)
 
     def seen(self, record: Record, norms: Norms | None = None) -> list[Advice]:
-        """Add the record of a round; return new advice."""
+        """Add the record of a round; return advice that was not given before."""
         self._records.append(record)
         found = [self._not_finite(), self._diverging(), self._rate_at_edge()]
         if norms is not None and self._looks:
@@ -269,7 +269,7 @@ class AdviceMonitor:
         return self._new(found)
 
     def end(self, norms: Norms) -> list[Advice]:
-        """Return new advice at the end of the run; the verdict comes last if the run learned nothing."""
+        """Return advice at the end of the run that was not given before, such as that the run learned nothing."""
         if not self._records:
             return []
         traveled, length = norms()

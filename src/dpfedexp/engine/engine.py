@@ -195,23 +195,23 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class Engine:
-    """The fixed parts of a run; the state is passed to its methods.
+    """Everything that stays fixed during a run; what changes is in a `State`, which is passed to the methods.
 
     Attributes:
         algorithm: the algorithm of the run.
         mechanism: the algorithm's mechanism, with all constants set.
         participation: who takes part in a round.
-        population: the public number of clients, for denominators, sampling rates and files.
-        cohort: the clients.
+        population: the public number M of clients; denominators and sampling rates are computed from it.
+        cohort: the clients of the run, simulated or behind Flower.
         start: the model's parameters before the first round, [d], on the server's device.
         noise: the source of the server's noise.
         seed: the seed of the noise; None for noise from the operating system, as in every run that protects real data.
-        tau_eta_l: τη_l for SCAFFOLD.
+        tau_eta_l: local steps times local rate, by which SCAFFOLD divides updates; None for other algorithms.
         evaluation: settings for metrics that clients measure; None for no such metrics.
         probe: the votes that choose the local rate and the first clip before the first round; None where the rate is given.
         tournament: the candidates that the run chooses from; None for a single candidate.
         diagnostics: whether to record values that are not private.
-        on_charge: called after every charge.
+        on_charge: called after every charge to the ledger.
         run: the name of the run in the ledger, new for every run.
     """
 
@@ -261,7 +261,7 @@ class Engine:
         return self.mechanism.event(self.sampling)
 
     def playing(self, candidate: int) -> Engine:
-        """The engine of a candidate, with this engine's cohort and run name."""
+        """The engine of this candidate of a tournament, with this engine's cohort and run name."""
         if self.tournament is None:
             return self
         return replace(
@@ -390,7 +390,7 @@ class Engine:
         ]
 
     def _noises(self, request: Request) -> tuple[Noise, Noise]:
-        """The noise sources of a release: for its vector, and for its further numbers."""
+        """The noise sources of a release: for its vector, and for its other numbers (squared norms, votes)."""
         update = request.purpose == UPDATE
         names = ("central noise", "central scalar noise") if update else (f"probe noise, {request.purpose}",) * 2
         whose = f", candidate {request.state.candidate}" if request.state.candidate else ""

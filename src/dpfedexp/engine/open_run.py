@@ -31,7 +31,7 @@ DIAGNOSTICS = "the values whose names start with nonprivate_, which this run rec
 
 @dataclass(frozen=True)
 class LedgerSource:
-    """The source of the ledger: an object that was passed, a file, or memory.
+    """Where the ledger of a run comes from: an object that was passed, a file, or memory.
 
     `own`: whether the ledger is the file in the run's own folder, which only this run may create.
     """
@@ -200,7 +200,7 @@ class OpenRun:
         self.private.forget_controls()
 
     def save(self, *, controls: bool) -> None:
-        """Write the checkpoint. `controls`: whether the private folder holds the clients' control variates."""
+        """Write the checkpoint; it records in `controls` whether the private folder holds SCAFFOLD's client control variates."""
         if self.folder is None:
             return
         run, state = self.description, self.state

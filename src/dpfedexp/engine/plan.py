@@ -1,7 +1,7 @@
 """Plans: the noise of a run compared with the largest possible signal, from public numbers alone.
 
-The clients' mean update is at most as long as the clip C, when all of them push the same way. Its noise has norm zC√d/(qM) in
-central DP and zC√d/√(qM) in local DP; the mechanism says which. Over T rounds the pushes add up to at most T·C, and independent
+The clients' mean update is at most as long as the clip C, when all of them send the same update. Its noise has norm zC√d/(qM) in
+central DP and zC√d/√(qM) in local DP; the mechanism says which. Over T rounds the updates add up to at most T·C, and independent
 noises to √T times one of them. So the largest possible signal over noise is `best_signal` = √T·C/noise. Below 1, the model moves
 farther by noise than by the clients' updates. Models tolerate that to a degree, because noise goes in all d directions and a
 signal in few. Far below 1, even identical updates of all clients in every round can't be told from noise (`is_detectable`). At one
@@ -94,7 +94,7 @@ def alignment(moves: Sequence[float], traveled: float, dimension: int) -> float:
     """How far the moves of T rounds agree in direction, in standard deviations from independent random directions.
 
     Moves of lengths a_t in independent uniform directions end at a squared distance with mean Σa² and variance 2((Σa²)² − Σa⁴)/d.
-    Rounds that push the same way end farther away; rounds that undo each other end nearer. A constant signal adds up over rounds
+    Moves in the same direction end farther away, moves that undo each other nearer. A constant signal adds up over rounds
     while noise averages out, so this test finds signals that no single round shows. It does not need the noise variance.
 
     >>> alignment([1.0] * 9, 3.0, 50)
@@ -109,10 +109,10 @@ def alignment(moves: Sequence[float], traveled: float, dimension: int) -> float:
 
 
 def is_detectable(signal: float, dimension: int) -> bool:
-    """Whether `alignment` would detect pushes that all go the same way, at this signal over noise of all rounds together.
+    """Whether `alignment` would tell a model that moves by the same vector in every round from one that only noise moves.
 
-    T pushes of length s and noises of norm n travel T²s² + Tn² in squared distance. Noise alone travels Tn², with a standard
-    deviation of Tn²·√(2/d), so the pushes make signal²·√(d/2) deviations, with signal = √T·s/n.
+    Updates of length s and noise of norm n end at the squared distance T²s² + Tn² after T rounds, noise alone at Tn² with a
+    deviation of Tn²·√(2/d). So the updates add signal²·√(d/2) deviations, with signal = √T·s/n; `DEVIATIONS` are enough.
     """
     return signal**2 * math.sqrt(dimension / 2) >= DEVIATIONS
 
@@ -189,7 +189,7 @@ class Plan:
 
     @property
     def best_signal(self) -> float | None:
-        """Signal over noise of all rounds together if all clients push the same way by the whole clip; None where unknown."""
+        """Signal over noise of all rounds together if all clients send the same update at the clip; None where unknown."""
         share = self.noise_share
         return None if share is None else math.sqrt(self.rounds) / share if share > 0 else math.inf
 

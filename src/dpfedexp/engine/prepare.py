@@ -76,7 +76,7 @@ def prepare(
     require(len(clients) > 0, "the federation has no clients; pass at least one.")
     require(
         not (secure and diagnostics),
-        "diagnostics is True in a secure run: they are computed without noise, so they must not leave it; use one of the two.",
+        "diagnostics is True in a secure run: its values have no noise and must not leave the run; use one of the two.",
     )
     check_optimizer(local)
     isolated = bool(secure) if isolated is None else isolated

@@ -235,7 +235,7 @@ class RankCohort(Cohort):
         return torch.nonzero(self.owned[cohort]).flatten()
 
     def _together(self, request: Request, cohort: Tensor) -> Answer:
-        """Compute this rank's part of a round; return all parts at rank 0. An error on one rank ends the round on all ranks.
+        """Compute this rank's part of a round; rank 0 gets the sum of all. An error on one rank ends the round on all ranks.
 
         An interrupt does not wait for the other ranks; they detect that this rank is gone.
         """
@@ -265,7 +265,7 @@ class RankCohort(Cohort):
         return self._add(part)
 
     def _add(self, part: Answer) -> Answer:
-        """The sum of all ranks' parts, at rank 0, which also gets their control variates."""
+        """Add up the answers of all ranks; only rank 0 gets the sum, and the control variates of all ranks' clients."""
         sums, controls, squares = part.sums, part.controls, part.true_squares
         vector, count = sums.vector.clone(), torch.tensor(sums.count, dtype=torch.int64)
         parts = (sums.squares.reshape(1), torch.tensor([squares]), sums.votes)

@@ -388,7 +388,7 @@ class RunFolder:
 
 
 def rewrite_statement(folder: Path, privacy: PrivacyStatement, when: float | None = None) -> None:
-    """Write the privacy statement into a run's folder. All files of a run that protects real data get one common date."""
+    """Write the privacy statement. A run that protects real data hides its duration: all its files get one date, `when` or now."""
     with _writing(folder):
         replace_text(folder / outlets.STATEMENT, privacy.to_json() + "\n")
         replace_text(folder / outlets.STATEMENT_TEXT, privacy.text + "\n")

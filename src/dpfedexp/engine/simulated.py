@@ -337,7 +337,7 @@ class OneGroup:
 
 
 def _check_unchanged(w: Tensor) -> Callable[..., None]:
-    """Return a function that checks that `w` is still what it is now. It only records a change, and raises with `last=True`."""
+    """Return a function that compares `w` with its present value; called with `last=True`, it raises if any call saw a change."""
     before, same = w.clone(), torch.ones((), dtype=torch.bool, device=w.device)
 
     def check(*, last: bool = False) -> None:

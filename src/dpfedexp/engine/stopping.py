@@ -97,7 +97,7 @@ class EarlyStopping:
         _check_source(self.source)
         require(
             self.source != "private" or released,
-            f"source is 'private', but no mechanism releases {self.metric!r}; write 'public' or 'test' for what it is measured on.",
+            f"source is 'private', but no mechanism releases {self.metric!r}; write 'public' or 'test', the data it comes from.",
         )
 
     def __call__(self, record: Record) -> Stop | None:

@@ -90,7 +90,7 @@ def phases_of(candidates: int, rounds: int) -> tuple[tuple[int, int], ...]:
     ends = [max(at + 1, round(sum(lengths[: at + 1]) * rounds / USUAL_ROUNDS)) for at in range(len(stays))]
     require(
         not ends or ends[-1] < rounds,
-        f"rounds is {rounds}, too few to compare so many candidates; take more rounds or fewer.",
+        f"rounds is {rounds}, too few to compare so many candidates; take more rounds or fewer candidates.",
     )
     return tuple(zip(ends, stays, strict=True))
 

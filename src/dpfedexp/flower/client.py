@@ -102,7 +102,7 @@ def clip_and_randomize(
 
 @dataclass(frozen=True)
 class Sender:
-    """The sender of a masked row: run and node as the SuperNode knows them, and the helper's key as the site knows it."""
+    """The sender of a masked row: run and node from the SuperNode, and the helper's key from the site's settings."""
 
     run: str
     node: int
@@ -276,7 +276,7 @@ def masked_content(report: Report, request: NodeRequest, sender: Sender) -> Reco
 
 
 def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> Message | None:
-    """The reply to a message for a helper; None for any other message. `run` comes from the node's own SuperNode."""
+    """The reply to a message for a two-party helper; None for any other message. `run` is from this node's SuperNode."""
     record = message.content.config_records.get(HELPER)
     if record is None:
         return None
@@ -471,9 +471,9 @@ class AnnouncedLimits:
 
     A run announces them in its configuration (`context.run_config`), which Flower fixes when the run is created, or in its first
     request if the configuration has no sections of this library. Later requests must not have another kind of mechanism, a higher
-    cost, a larger clip (unless the clip is adaptive) or more clients of a node, and their number is at most the announced number
-    of rounds: a repeated round is charged again. Updates without clip and noise leave the node only if the configuration announces
-    an algorithm without privacy. The limits are kept in `context.state`, for one run; simultaneous messages may be counted once.
+    cost, a larger clip (unless the clip is adaptive) or more clients of a node. A node answers at most as many requests as rounds
+    were announced, because a repeated round is charged again. Updates without clip and noise leave it only if the configuration
+    announces an algorithm without privacy. The limits are in `context.state`, for one run; simultaneous messages may count as one.
     """
 
     mechanism: Mechanism

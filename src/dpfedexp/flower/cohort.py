@@ -351,7 +351,7 @@ class FlowerCohort(Cohort):
         raise RoundFailed(f"{_named(request)} failed: {why}. {cost} Resume to try it again.")
 
     def _needed(self, asked: int) -> tuple[int, int]:
-        """The number of clients of which `min_reply_fraction` must answer, and the number of valid answers that this makes."""
+        """The number of clients in a round, and how many of them must answer validly (`min_reply_fraction`)."""
         of = self.clients if self.sampling.kind == "full" else asked
         return of, math.ceil(self.min_reply_fraction * of)
 

@@ -139,7 +139,7 @@ def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: t
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits in the file of a node, or of a helper of two-party aggregation, and the ledger beside the file."""
+    """Privacy limits in a file, for a node or a two-party helper; the ledger beside the file has every answer that was charged."""
 
     path: Path
     max_epsilon_per_round: float
@@ -154,7 +154,7 @@ class Limits:
 
     @classmethod
     def of_node(cls, node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Self | None:
-        """The file that the operator has named for this node; None without one."""
+        """Load the limits from the file that the operator has named for this node; None without one."""
         # The environment comes first, because the app can write to the object with the node's configuration.
         path = environment.get(cls.variable, node_config.get(cls.node_key))
         named = path is None or str(path).strip()
@@ -238,7 +238,7 @@ class Guard(Limits):
         return cls(path, **{**values, "apps": tuple(apps), "overrides": names})
 
     def admit(self, request: NodeRequest, *, run: str = "", app: str = "", charge: bool = True) -> None:
-        """Charge an answer on disk if it is within every limit; raise `Refused` otherwise.
+        """Write the charge for an answer to the ledger if every limit allows it; raise `Refused` otherwise.
 
         The limit per round covers all answers to one round of one run, for any of the node's clients. The ledger's line has
         Flower's id of the run and the app's hash. With `charge=False` the limits are only checked.
@@ -291,7 +291,7 @@ class HelperFile(Limits):
         return Helper(PrivateKey.load(self.private_key), self.min_clients, self.admit, noise)
 
     def admit(self, round_: RoundBinding, mechanism: TwoPartyGaussian) -> None:
-        """Charge an answer on disk if it is the first for its round and nonce and within every limit; raise `Refused` otherwise."""
+        """Write the charge for an answer to the ledger if it is the first for its round and nonce, and every limit allows it."""
         self.check_mechanism(mechanism)
         question = mechanism.question
         if question not in ((RATE, CLIP) if round_.number == 0 else ("", EVALUATION, SCALE)):
@@ -322,7 +322,7 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class GuardFiles:
-    """The paths of a guard file and of its ledger, which may not exist yet, and the id of both.
+    """The paths of a guard file and of its ledger, which may not exist yet, and the id that both contain.
 
     `id` is None before the first use. `stated` says whether the id is written in the guard file.
     """

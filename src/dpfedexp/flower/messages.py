@@ -262,7 +262,7 @@ def read_parts(reply: Message, request: NodeRequest) -> tuple[Array, ConfigRecor
 
 
 def read_sums(reply: Message, request: NodeRequest, width: int) -> Sums:
-    """The reply's contribution to the sums. Raises `InputError` with the reason if any part of the reply is malformed."""
+    """The sum of the reports in a reply. Raises `InputError` with the reason if any part of the reply is malformed."""
     sent, fields = read_parts(reply, request)
     if request.clients:
         return _read_added(sent, fields, request, width)

@@ -84,17 +84,17 @@ class MechanismSpec(RoundSettings):
 
     Args:
         clip: the radius C, or the settings of an adaptive clip.
-        numerator: the statistic in the numerator of FedEXP's step size: "free", "paper" or another; None if the step
-            size needs no statistic.
+        numerator: how the numerator of FedEXP's step size is released: "free", "paper" (`core.step_size`) or another; None
+            if the step size needs none.
         target_epsilon: the largest ε of `rounds` rounds together at `delta`; None if the noise is given.
         delta: δ of the target.
         dimension: number of parameters of the model.
         cohort: the public number of clients by which sums are divided.
         rounds: the number of rounds that the target is for.
-        secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
+        secure: False for floating-point noise, True for noise rounded to a grid, "strict" for exact discrete noise.
         votes: the votes that every client sends beside its update, without the vote of an adaptive clip.
-        one_time: function from the mechanism to the events that the run releases only once, such as the vote on the
-            local rate. The target covers them too. None for none.
+        one_time: function that returns, for a mechanism, the events outside the rounds that the target covers too, such
+            as the vote on the local rate. None for none.
     """
 
     clip: float | AdaptiveClip
@@ -320,7 +320,7 @@ class Mechanism(ABC):
 
     @property
     def noise_kind(self) -> Secure:
-        """False for plain noise, True for noise on a lattice, "strict" for discrete noise."""
+        """False for floating-point noise, True for noise rounded to a grid, "strict" for exact discrete noise."""
         return False
 
     @property

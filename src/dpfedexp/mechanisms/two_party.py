@@ -83,7 +83,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return self.from_units(masked_sum(self.units(report)), len(report.vector))
 
     def units(self, report: Report) -> Tensor:
-        """Return the rows as integers, [n, w] int64: vector, squared norm (with `numerator="paper"`) and shares of the votes."""
+        """Return a report as integer rows, [n, w] int64: vector, squared norm (with `numerator="paper"`), votes scaled to ±½."""
         rows = clip(report.vector, self.clip).vectors
         vectors, squares = truncate(rows, self._step), self._squares(rows)
         columns = [vectors] if squares is None else [vectors, squares[:, None]]
@@ -106,7 +106,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return (self.numerator == "paper") + len(self.votes)
 
     def from_units(self, total: Tensor, count: int) -> Sums:
-        """Convert the integer sum of `count` rows, [w] int64, to sums."""
+        """Convert the sum of `count` integer rows as made by `units`, [w] int64, back to real numbers."""
         width = len(total) - self.scalars
         _, steps, _ = self._by_column(len(total), total.device)
         values = total.double() * steps

@@ -29,7 +29,7 @@ COLUMNS = ("ε", "rounds", "cohort", "z", "noise/clip", "best signal", "clients 
 FIELDS = ("epsilon", "rounds", "cohort", "noise_multiplier", "best_signal", "clients_needed", "verdict")
 LEGEND = (
     "noise/clip: norm of the noise in the mean of one round, over the clip C. Best signal: signal over noise of all rounds "
-    "together if all clients pushed the same way by the whole clip in every round; no data do better. Clients needed: for a best "
+    "together if all clients sent the same update at the clip in every round; no data do better. Clients needed: for a best "
     "signal of 1."
 )
 SHARED = tuple(f"algorithm.{name}" for name in ("mechanism", "clip", "noise_multiplier", "target_epsilon", "delta"))

@@ -92,8 +92,8 @@ def check_rows(task: Task) -> None:
         return
     require(
         all(map(_same_bits, one, other)),
-        "a client that is asked twice gives other rows: what makes them keeps state from call to call, such as a counter or a "
-        "generator of its own, which all clients would share. Let a client's rows follow from its number alone: draw with "
+        "a client that is asked twice gives different rows: the code that makes them keeps state between calls, such as a counter "
+        "or a random generator, which all clients would share. Compute a client's rows from its number alone: draw with "
         "np.random.default_rng(number).",
     )
 

@@ -92,10 +92,10 @@ def _unlike(one: Any, other: Any) -> bool | Tensor:
 
 @dataclass(frozen=True)
 class StateCheck:
-    """The allowed state of a module: its initial state, or that state with the caches after one batch.
+    """The allowed states of a module: the initial one, and the one with the caches that a first batch fills.
 
     `derived` are attributes that a layer computes from its parameters in every pass, such as the weight of a weight norm. `probe`
-    is a synthetic batch, `answer` its losses at the start.
+    is a synthetic batch, and `answer` has its losses under the initial state.
     """
 
     before: ModuleState

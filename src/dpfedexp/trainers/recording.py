@@ -220,7 +220,7 @@ class _Recorder(TorchDispatchMode):
         return places
 
     def _check_places(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """Raise `Unrecordable` for operations that some indices could lead outside of a client's own tensors."""
+        """Raise `Unrecordable` for operations that could read outside of a client's own tensors with some indices."""
         name = func.overloadpacket.__name__
         if name.startswith("as_strided") and _memory(args[0]) not in self.made:
             raise Unrecordable("reaches into memory by as_strided, which is not bound to one client's tensor")
@@ -263,7 +263,7 @@ _in_range: Any = threading.local()
 
 @contextmanager
 def in_range() -> Iterator[None]:
-    """A context in which indices are known to be within a client's own tensor."""
+    """A context in which a recording accepts every index, because the caller has clamped indices to the client's own tensor."""
     _in_range.depth = getattr(_in_range, "depth", 0) + 1
     try:
         yield
@@ -476,7 +476,7 @@ def adversarial(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inp
 
 
 class Synthetic:
-    """Values on which programs are recorded, whole numbers below `tokens`, and the programs of a run, shared by its trainers."""
+    """The recorded programs of a run, shared by its trainers, and the synthetic values (integers below `tokens`) to record on."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens

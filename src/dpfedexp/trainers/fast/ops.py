@@ -28,7 +28,7 @@ Gradients = tuple[Sequence[Gradient], Sequence[Tensor | None]]
 
 
 def computed(gradient: Gradient) -> Tensor:
-    """The gradient as a tensor."""
+    """Return a gradient as a tensor, computed now if it was deferred."""
     return gradient if isinstance(gradient, Tensor) else gradient()
 
 
@@ -128,12 +128,12 @@ def attended(x: Tensor, heads: int, bias: Tensor | None) -> Tensor:
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """View values at positions, [n, positions, features, s], as rows of features, [n, s·positions, features]."""
+    """Reshape values of n clients and s samples, [n, positions, features, s], to rows of features, [n, s·positions, features]."""
     return x.permute(0, 3, 1, 2).flatten(1, 2)
 
 
 def from_rows(rows: Tensor, s: int) -> Tensor:
-    """The inverse of `as_rows` for s samples, also a view."""
+    """The inverse of `as_rows` for s samples, as a view."""
     return rows.view(len(rows), s, -1, rows.shape[2]).permute(0, 2, 3, 1)
 
 

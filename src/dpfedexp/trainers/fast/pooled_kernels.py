@@ -390,7 +390,7 @@ class RoundedConvolveAndPool(ConvolveAndPool):
 
     @staticmethod
     def is_supported(window: Window, pool: Pair, outputs: int, channels: int) -> bool:
-        """Whether windows and filters are small enough: a program's tiles must fit its registers."""
+        """Whether windows and filters are small enough: the tiles of a triton program must fit its registers."""
         rows, columns = window.pooled(pool).size
         wide = triton.next_power_of_2(outputs) * triton.next_power_of_2(pool[0] * pool[1])
         return window.padding == (0, 0) and rows * columns <= 64 and wide <= 128 and channels <= 32
