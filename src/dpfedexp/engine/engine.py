@@ -578,10 +578,9 @@ class Engine:
         if LOCAL_RATE not in state.memory:
             return new, eta_g
         rate, improved = (float(state.memory[name]) for name in (LOCAL_RATE, IMPROVED_SO_FAR))
-        (noise,) = (vote.noise for vote in self.mechanism.votes if vote.name == local_rate.IMPROVED.name)
-        rate, improved = local_rate.next_rate(
-            rate, improved, release.votes[local_rate.IMPROVED.name], noise / self.expected
-        )
+        name = local_rate.IMPROVED.name
+        noise = self.mechanism.vote_noise(name) / self.expected
+        rate, improved = local_rate.next_rate(rate, improved, release.votes[name], noise)
         known = {LOCAL_RATE: rate, IMPROVED_SO_FAR: improved}
         memory = {**new.memory, **{name: torch.full_like(new.memory[name], value) for name, value in known.items()}}
         return replace(new, memory=memory), eta_g
