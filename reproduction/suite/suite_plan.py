@@ -36,7 +36,7 @@ SINCE = {"clip_gradient": None, "schedule": None, "momentum": 0.0, "nesterov": F
 
 def _as_recorded(settings: dict[str, Any]) -> dict[str, Any]:
     """The names under which the results were recorded: functions of the library without its name, and no younger field."""
-    young: dict[str, float | None] = {"algorithm.rule.subtracted": 0.0}
+    young: dict[str, Any] = {"algorithm.rule.subtracted": 0.0}
     if settings["local"] == "Sgd":
         young |= {f"local.{name}": value for name, value in SINCE.items()}
     return {

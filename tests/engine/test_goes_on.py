@@ -75,6 +75,14 @@ def test_a_run_that_ends_before_its_first_round_claims_nothing_false(end, tmp_pa
     assert "12 rows" not in json.dumps(status)
 
 
+@pytest.mark.parametrize("noise", [1e-100, 1e-151])
+def test_an_epsilon_of_any_size_is_in_the_status(noise, tmp_path):
+    run = small_run(out=tmp_path, algorithm=dp_fedavg(clip=0.5, noise_multiplier=noise))
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["status"] == "completed"
+    assert float(status["epsilon"]) == run.privacy.epsilon_total > 1e100
+
+
 def test_what_a_callback_raises_is_in_no_file(tmp_path):
     def tells(record):
         raise RoundFailed("client 7 has 12 rows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,12 +12,14 @@ from torch import nn
 import dpfedexp as dp
 from dpfedexp.accounting import Ledger, compose
 from dpfedexp.algorithms.probe import CANDIDATE, UPDATE, Extras
+from dpfedexp.core.sums import WITHIN_CLIP
 from dpfedexp.engine import verify
 from dpfedexp.engine.engine import Engine, Request
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.tournament import candidates_of, compared, phases_of
 from dpfedexp.errors import InputError, RoundFailed
+from dpfedexp.mechanisms import Release
 from tests.arguments import arguments
 
 from .small import Crash, crash_in
@@ -82,6 +85,17 @@ def test_every_client_is_in_one_group_and_groups_change_from_round_to_round(part
     if participation is None:
         assert [len(engine.cohort.drawn(one)) for one in requests(engine)] == [M // 3] * 3
         assert not torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_noise_moves_an_adaptive_clip_by_at_most_a_tenth_in_a_small_group_too(groups):
+    engine = engine_of(problem(), [GOOD, BAD], dp.cdp_fedexp(clip="adaptive", noise_multiplier=20.0)).playing(0)
+    off = engine.mechanism.vote_noise(WITHIN_CLIP) / (M / groups)
+    votes = {WITHIN_CLIP: engine.algorithm.clip.quantile - off}
+    release = Release(torch.zeros_like(engine.start), 0.0, votes, engine.mechanism.clip)
+    moved, _ = engine._advance(engine.begin(), release, groups)
+    assert off > 0.2
+    assert math.log(moved.radius / engine.mechanism.clip) == pytest.approx(0.1)
 
 
 def test_a_clients_group_does_not_depend_on_how_many_others_there_are():

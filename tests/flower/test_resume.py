@@ -16,7 +16,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, ldp_fedexp
 from dpfedexp.core import step_size
 from dpfedexp.engine import checkpoint, engine
-from dpfedexp.engine.outlets import right
+from dpfedexp.engine.outlets import CHECKPOINT, right
 from dpfedexp.engine.private_folder import SharedAnchor
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, LedgerError
@@ -87,6 +87,18 @@ def test_a_local_round_that_was_sent_before_the_crash_stays_charged(tmp_path):
         run(tmp_path, LDP, crash_at=3)
     run(tmp_path, LDP)
     assert rounds_in(tmp_path) == [1, 2, 3, 3, 4]
+
+
+@pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])
+def test_a_charged_run_without_its_checkpoint_is_refused_and_charges_nothing_more(algorithm, tmp_path):
+    """Made again from the start, its rounds would draw new noise, on top of what the first ones released."""
+    with pytest.raises(Crash):
+        run(tmp_path, algorithm, crash_at=3)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    (tmp_path / CHECKPOINT).unlink()
+    with pytest.raises(LedgerError, match="its checkpoint is missing, so it can't be resumed"):
+        run(tmp_path, algorithm)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(("module", "before"), [(engine, "advance"), (checkpoint, "save")])

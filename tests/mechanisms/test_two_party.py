@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from dpfedexp import Federation, Full, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
 from dpfedexp.accounting import compose
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms.algorithm import with_aggregation
-from dpfedexp.core.clipping import AdaptiveClip, clip
+from dpfedexp.algorithms.algorithm import resolve_algorithm, with_aggregation
+from dpfedexp.core.clipping import MAX_NOISE_MOVE, AdaptiveClip, clip
 from dpfedexp.core.noise import Streams, expand, fresh_seed, hide, masked_sum
-from dpfedexp.core.sums import VoteSpec
+from dpfedexp.core.sums import WITHIN_CLIP, VoteSpec
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
 
@@ -54,6 +54,19 @@ def test_sums_are_those_of_one_trusted_server_bit_for_bit(name, further):
     assert torch.equal(two.squares, one.squares)
     assert torch.equal(two.votes, one.votes)
     assert two.count == one.count == CLIENTS
+
+
+@pytest.mark.parametrize("kind", [TwoPartyGaussian, OneSidedGaussian])
+def test_the_noise_of_a_vote_is_that_of_all_who_add_it_and_slows_an_adaptive_clip(kind):
+    mechanism = bound("adaptive clip", kind)
+    sums = mechanism.collect(reports(mechanism))
+    sources = [[Streams(seed).at(name, 1) for name in ("noise", "scalar noise")] for seed in range(400)]
+    found = torch.tensor([mechanism.release(sums, 1.0, *pair).within for pair in sources], dtype=torch.float64)
+    noise = mechanism.vote_noise(WITHIN_CLIP)
+    assert noise == pytest.approx(mechanism.votes[0].noise * len(mechanism.sides) ** 0.5)
+    assert float(found.std()) == pytest.approx(noise, rel=0.18)  # five standard errors
+    clip = resolve_algorithm(EVERYTHING["adaptive clip"], None, mechanism, D, float(CLIENTS)).clip
+    assert clip.rate * noise / CLIENTS == pytest.approx(MAX_NOISE_MOVE)
 
 
 def test_a_report_without_its_votes_is_refused():

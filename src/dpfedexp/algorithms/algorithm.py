@@ -211,8 +211,7 @@ def resolve_algorithm(
 ) -> Algorithm:
     """Set what depends on the noise of the bound mechanism: the adaptive clip, and longer steps with an automatic local rate."""
     if isinstance(algorithm.clip, AdaptiveClip):
-        noise = next((vote.noise for vote in mechanism.votes if vote.name == WITHIN_CLIP), 0.0)
-        share = mechanism.noise_share(dimension, cohort)
+        share, noise = mechanism.noise_share(dimension, cohort), mechanism.vote_noise(WITHIN_CLIP)
         algorithm = replace(algorithm, clip=algorithm.clip.resolve(share, noise / cohort))
     if isinstance(algorithm.rule, Safe) and local is not None and local.automatic:
         algorithm = replace(algorithm, rule=replace(algorithm.rule, subtracted=NOISE_SUBTRACTED))

@@ -302,8 +302,7 @@ class AdviceMonitor:
         """Warn where most clients did not improve, or where the clip keeps rising while released updates are only noise."""
         recent = self._records[-WINDOW:]
         votes = [record[IMPROVED.field] for record in recent if record.get(IMPROVED.field) is not None]
-        noises = {vote.name: vote.noise / self.plan.cohort for vote in self.plan.mechanism.votes}
-        noise = noises.get(IMPROVED.name, 0.0)
+        noise = self.plan.mechanism.vote_noise(IMPROVED.name) / self.plan.cohort
         if len(votes) == WINDOW and sum(votes) / WINDOW < 0.5 - 3.0 * noise / math.sqrt(WINDOW):
             share = max(0.0, sum(votes) / WINDOW)
             seen = (

@@ -22,6 +22,7 @@ from torch import Tensor
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.accounting.events import to_json
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.algorithm import resolve_algorithm
 from dpfedexp.algorithms.probe import CANDIDATE, CLIP, RATE, SCALE, UPDATE, Probe
 from dpfedexp.algorithms.round import LargerCohort, Participation, State, advance
 from dpfedexp.core import local_rate, step_size
@@ -319,7 +320,7 @@ class Engine:
             requests.append(Request(UPDATE, state.round + 1, one, mechanism, group))
         answered = self._ask(requests, ledger, budget)
         moved = {
-            number: self.playing(number)._advance(one, release)
+            number: self.playing(number)._advance(one, release, len(players))
             for (number, one), (release, _) in zip(players.items(), answered, strict=True)
         }
         place = list(players).index(state.candidate)
@@ -572,16 +573,18 @@ class Engine:
             return PrefetchedNoise(noise, width, self.start.device)
         return noise
 
-    def _advance(self, state: State, release: Release) -> tuple[State, float]:
-        share = self.expected / self.population
-        new, eta_g = advance(self.algorithm, release, state, share=share, tau_eta_l=self.tau_eta_l)
+    def _advance(self, state: State, release: Release, groups: int) -> tuple[State, float]:
+        """Return the state after the release of one of `groups` groups of the round's clients, and η_g."""
+        share, expected = self.expected / self.population, self.expected / groups
+        # The noise of a vote is larger in a smaller group.
+        algorithm = resolve_algorithm(self.algorithm, None, self.mechanism, len(state.w), expected)
+        new, eta_g = advance(algorithm, release, state, share=share, tau_eta_l=self.tau_eta_l)
         if LOCAL_RATE not in state.memory:
             return new, eta_g
         rate, improved = (float(state.memory[name]) for name in (LOCAL_RATE, IMPROVED_SO_FAR))
-        (noise,) = (vote.noise for vote in self.mechanism.votes if vote.name == local_rate.IMPROVED.name)
-        rate, improved = local_rate.next_rate(
-            rate, improved, release.votes[local_rate.IMPROVED.name], noise / self.expected
-        )
+        name = local_rate.IMPROVED.name
+        noise = self.mechanism.vote_noise(name) / expected
+        rate, improved = local_rate.next_rate(rate, improved, release.votes[name], noise)
         known = {LOCAL_RATE: rate, IMPROVED_SO_FAR: improved}
         memory = {**new.memory, **{name: torch.full_like(new.memory[name], value) for name, value in known.items()}}
         return replace(new, memory=memory), eta_g

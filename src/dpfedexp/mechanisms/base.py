@@ -323,6 +323,10 @@ class Mechanism(ABC):
         """False for floating-point noise, True for noise rounded to a grid, "strict" for exact discrete noise."""
         return False
 
+    def vote_noise(self, name: str) -> float:
+        """Return the standard deviation of the noise in a vote's released sum, in clients; 0 if there is no such vote."""
+        return next((vote.noise for vote in self.votes if vote.name == name), 0.0)
+
     @property
     def adapts_clip(self) -> bool:
         """Whether the clip changes from round to round, by a vote that the mechanism releases."""

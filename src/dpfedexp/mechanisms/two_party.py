@@ -77,6 +77,9 @@ class TwoPartyGaussian(SecureCentralGaussian):
     def noise_variance(self, denominator: float, count: float) -> float:
         return len(self.sides) * super().noise_variance(denominator, count)
 
+    def vote_noise(self, name: str) -> float:
+        return math.sqrt(len(self.sides)) * super().vote_noise(name)
+
     def collect(self, report: Report) -> Sums:
         """Compute the sums with masks, as two aggregators do; without noise they equal those of a trusted server bit for bit."""
         check_room(len(report.vector), self.clip, self._step)
