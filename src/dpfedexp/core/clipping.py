@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dpfedexp.errors import InputError, checked, is_number, require
-from dpfedexp.machine import run_on_threads
+from dpfedexp.machine import has_triton, run_on_threads
 
 SHRINK = 1.0 - 2.0**-22
 INSIDE = 1.0 - 2.0**-24
@@ -48,6 +48,11 @@ class Clipped:
 
 def row_norms(x: Tensor) -> Tensor:
     """The norms of the rows in double precision. A row's norm does not depend on its position or on the other rows."""
+    if x.is_cuda and has_triton():
+        from dpfedexp.core import double_sums
+
+        if double_sums.is_supported(x):
+            return double_sums.squared_norms(x).sqrt()
     if x.device.type != "cpu" or x.shape[1] <= BLOCK:
         # A GPU adds a row in an order that depends on whether the row begins at a multiple of 16 bytes: pad so that all do.
         even = x.device.type == "cpu" or (x.shape[1] % 4 == 0 and x.is_contiguous() and x.data_ptr() % 16 == 0)

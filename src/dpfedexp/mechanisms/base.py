@@ -24,7 +24,7 @@ from dpfedexp.core.sums import MAX_SHARE, WITHIN_CLIP, Sums, Vote, VoteSpec, che
 from dpfedexp.core.sums import Release as Release
 from dpfedexp.core.sums import Secure as Secure
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.machine import run_on_threads
+from dpfedexp.machine import has_triton, run_on_threads
 
 Numerator = Literal["free", "paper", "naive"]
 Part = Literal["level", "votes"]
@@ -56,6 +56,11 @@ class Report:
 
 def total(rows: Tensor) -> Tensor:
     """Sum the rows in double precision."""
+    if rows.is_cuda and has_triton():
+        from dpfedexp.core import double_sums
+
+        if double_sums.is_supported(rows):
+            return double_sums.column_sums(rows)
     if rows.shape[1] <= BLOCK or rows.device.type != "cpu" or len(rows) == 0:
         return rows.sum(0, dtype=torch.float64)
     out = torch.empty(rows.shape[1], dtype=torch.float64)
