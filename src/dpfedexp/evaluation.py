@@ -225,10 +225,7 @@ class Errors:
         self.count += off.numel()
 
     def result(self) -> dict[str, float]:
-        found = {
-            "test_mae": self.absolute / self.count,
-            "test_rmse": math.sqrt(float(self.squares.sum()) / self.count),
-        }
+        found = {"test_mae": self.absolute / self.count, "test_rmse": math.sqrt(float(self.squares.sum()) / self.count)}
         if bool((self.spread > 0).all()):
             found["test_r2"] = float((1 - self.squares / self.spread).mean())
         return found

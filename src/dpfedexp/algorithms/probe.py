@@ -1,7 +1,5 @@
 """Requests to clients other than updates: votes on the local rate and the first clip, and private evaluation."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """`dpfedexp flower` (example app, local deployment, runs), `dpfedexp node`, `superexec`, `superlink` and `guard`."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -8,8 +8,6 @@ loss on its rows, and rate and clip are multiplied by s. In every round clients 
 rate falls where it did not. A client whose own loss rose in its local steps sends a zero update, which costs no privacy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -2,8 +2,6 @@
 rounds release; `Advisor` reports both in every runtime. `docs/advice.md` lists the messages and their thresholds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

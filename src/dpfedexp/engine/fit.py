@@ -1,7 +1,5 @@
 """`fit`: training with automatic settings, chosen from public numbers or by the clients' votes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

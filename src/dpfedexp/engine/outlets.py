@@ -12,8 +12,6 @@ list. A run's private folder (`private_folder`) is not an outlet; it stays with 
 of day and no durations: their files get one common date at the end, and a test lists every module that reads a clock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache

@@ -1,7 +1,5 @@
 """Build the engine of a simulated run, and check its arguments before the first round."""
 
-from __future__ import annotations
-
 import copy
 import math
 import secrets

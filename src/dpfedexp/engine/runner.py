@@ -1,7 +1,5 @@
 """The run loop: all rounds of an engine, with checkpoints, callbacks, evaluation and output files."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import sys

@@ -1,7 +1,5 @@
 """Candidates that a run chooses from while it trains: `fit(…, candidates=[…])`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast

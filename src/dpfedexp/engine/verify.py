@@ -4,8 +4,6 @@ The claim is `privacy.json`. The evidence is `ledger.jsonl` (the charges), `metr
 be rebuilt, the event that the configuration plans. Every disagreement is one failed check with both sides in its text.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

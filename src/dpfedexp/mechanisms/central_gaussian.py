@@ -53,8 +53,7 @@ class CentralGaussian(Gaussian):
         )
         alone = (self.clip, self.numerator, self.scalar_multiplier, self.votes) == (MAX_SHARE, None, None, ())
         require(
-            not self.question or alone,
-            f"the vote {self.question!r} must have clip ½, no numerator and no other votes.",
+            not self.question or alone, f"the vote {self.question!r} must have clip ½, no numerator and no other votes."
         )
         voting.check_votes(self.votes)
         for vote in self.votes:

@@ -1,7 +1,5 @@
 """Losses and metrics that clients compute on their own rows without training."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext
 from dataclasses import replace

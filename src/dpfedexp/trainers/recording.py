@@ -431,11 +431,7 @@ class SyntheticClients:
     """Clients with `sizes` rows of the shapes and types of `like`, from public numbers alone; whole numbers are below `tokens`."""
 
     def __init__(
-        self,
-        like: tuple[Inputs, Tensor],
-        sizes: Tensor,
-        transform: Callable[[Any], Any] | None = None,
-        tokens: int = 2,
+        self, like: tuple[Inputs, Tensor], sizes: Tensor, transform: Callable[[Any], Any] | None = None, tokens: int = 2
     ) -> None:
         generator = torch.Generator().manual_seed(0)
         self.sizes, self.transform, self.tokens = sizes, transform, tokens
