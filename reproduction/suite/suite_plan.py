@@ -36,11 +36,13 @@ SINCE = {"clip_gradient": None, "schedule": None, "momentum": 0.0, "nesterov": F
 
 def _as_recorded(settings: dict[str, Any]) -> dict[str, Any]:
     """The names under which the results were recorded: functions of the library without its name, and no younger field."""
-    young = {f"local.{name}": value for name, value in SINCE.items()}
+    young = {"algorithm.rule.subtracted": 0.0}
+    if settings["local"] == "Sgd":
+        young |= {f"local.{name}": value for name, value in SINCE.items()}
     return {
         name: value.removeprefix("dpfedexp.") if isinstance(value, str) else value
         for name, value in settings.items()
-        if settings["local"] != "Sgd" or name not in young or value != young[name]
+        if name not in young or value != young[name]
     }
 
 
