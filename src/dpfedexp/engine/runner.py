@@ -84,8 +84,7 @@ def run_to_end(
                 spent = (
                     compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon if epsilon is None else epsilon
                 )
-                shown = math.ceil(spent * 1e6) / 1e6 if spent < 1e9 else spent
-                files.write_status(status, open_run.state.round, rounds, shown, reason)
+                files.write_status(status, open_run.state.round, rounds, spent, reason)
 
         def running(epsilon: float | None = None) -> None:
             """Write the status; in a deployment also the statement."""
