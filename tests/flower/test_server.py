@@ -279,6 +279,10 @@ def test_a_complete_run_is_returned_and_another_run_is_refused_with_the_differen
     ("options", "message"),
     [
         ({"algorithm": dp_scaffold(clip=1.0, noise_multiplier=1.0)}, "dp_scaffold needs the clients' local steps"),
+        (
+            {"algorithm": replace(dp_scaffold(clip=1.0, noise_multiplier=1.0), scaffold="report")},
+            "control is 'report', which is for",
+        ),
         ({"clients": 0}, "clients is 0; it must be a positive whole number"),
         ({"resume": True}, "DpFedExp has no argument 'resume'. Write the same folder"),
         ({"min_reply_fraction": 1.5}, "min_reply_fraction is 1.5; it must be above 0 and at most 1"),
