@@ -110,10 +110,14 @@ def test_the_rate_stays_on_the_grid_whatever_the_votes_are():
 
 
 def test_the_first_rate_moves_two_thirds_of_the_way_to_the_prior_and_at_most_one_bin():
-    assert first_rate(PRIOR_RATE) == pytest.approx(PRIOR_RATE)
-    assert first_rate(PRIOR_RATE / 2) == pytest.approx(PRIOR_RATE / 2 ** (1 / 3))
-    assert first_rate(2 * PRIOR_RATE) == pytest.approx(PRIOR_RATE * 2 ** (1 / 3))
-    assert [first_rate(rate) for rate in (RATES[0], RATES[-1])] == pytest.approx([RATES[1], RATES[-2]])
+    assert first_rate(PRIOR_RATE, 2.0) == pytest.approx(PRIOR_RATE)
+    assert first_rate(PRIOR_RATE / 2, 2.0) == pytest.approx(PRIOR_RATE / 2 ** (1 / 3))
+    assert first_rate(2 * PRIOR_RATE, 2.0) == pytest.approx(PRIOR_RATE * 2 ** (1 / 3))
+    assert [first_rate(rate, 2.0) for rate in (RATES[0], RATES[-1])] == pytest.approx([RATES[1], RATES[-2]])
+
+
+def test_with_little_noise_the_first_rate_moves_down_but_not_up():
+    assert [first_rate(rate, 0.9) for rate in (RATES[0], RATES[-1])] == pytest.approx([RATES[0], RATES[-2]])
 
 
 def test_the_rate_is_rescaled_twice_with_large_noise_once_more_and_never_after_the_last_round():

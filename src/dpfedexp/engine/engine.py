@@ -450,7 +450,7 @@ class Engine:
             return self._scaled(state, local_rate.rescaled(*found))
         memory = {**state.memory, PENDING: state.memory[PENDING] - 1}
         if purpose == RATE:
-            rate = local_rate.first_rate(local_rate.rate_from_votes(*found))
+            rate = local_rate.first_rate(local_rate.rate_from_votes(*found), self._noise_share(state))
             memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], rate)
         return replace(
             state, memory=memory, radius=local_rate.clip_from_votes(*found) if purpose == CLIP else state.radius
