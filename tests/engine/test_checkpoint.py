@@ -2,6 +2,7 @@ import json
 import os
 import resource
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -202,6 +203,34 @@ def test_a_checkpoint_is_its_owners_only_and_a_forged_one_whose_hashes_fit_is_re
         with pytest.raises(dp.InputError, match=words):
             run(PLAIN, tmp_path)
         save_file(good, path, forged(path_content(tmp_path), good))
+
+
+def test_a_text_with_a_wrong_value_is_not_that_of_a_checkpoint_though_its_hashes_fit(tmp_path):
+    run(PLAIN, tmp_path, rounds=2)
+    path, tensors = tmp_path / CHECKPOINT, load_file(tmp_path / CHECKPOINT)
+    good = path_content(tmp_path) | {"round": 0, "history": []}
+    for changes in (
+        {},
+        *({"chunk_size": 0}, {"chunk_size": 1.0}, {"round": 2.0}, {"round": 1}, {"settings": []}, {"cohort": []}),
+        *(
+            {"history": [{}, 1]},
+            {"history": {}, "round": 0},
+            {"radius": 0.0},
+            {"radius": 1},
+            {"run": "x"},
+            {"controls": 1},
+        ),
+        *(
+            {"trainer": 1},
+            {"stop_source": 1},
+            {"ledger": {"count": -1, "hash": ""}},
+            {"ledger": {"count": 2, "hash": 1}},
+        ),
+        *({"ledger": {"count": 2}}, {"ledger": {"count": True, "hash": ""}}),
+    ):
+        save_file(tensors, path, forged(good | changes, tensors))
+        with pytest.raises(dp.InputError, match="its text is not that of") if changes else nullcontext():
+            checkpoint.read_progress(tmp_path)
 
 
 def test_a_tensor_that_is_not_in_the_list_of_outlets_is_not_written(tmp_path, monkeypatch):

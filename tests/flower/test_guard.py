@@ -372,6 +372,7 @@ def test_the_id_is_written_into_the_guard_file_once_or_taken_from_it(guard, tmp_
     guard_file(tmp_path, **WIDE)  # as a template of the operator's would write it again
     spend(guard, 1)
     assert guard.path.read_text() == text
+    assert guard_summary(made(tmp_path / "short", id="7"))["id"] == "7"
     named = made(tmp_path / "named", id="ward 7")
     spend(named, 1)
     assert guard_summary(named)["id"] == "ward 7"

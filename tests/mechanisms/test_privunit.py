@@ -12,7 +12,7 @@ from dpfedexp.accounting import Sampling
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError
-from dpfedexp.mechanisms import PrivUnit
+from dpfedexp.mechanisms import PrivUnit, Report
 from dpfedexp.mechanisms.privunit import ScalarDP, best_split, direction, sample_direction, sample_height
 from tests.sizes import sized
 
@@ -49,6 +49,11 @@ def test_taking_the_cap_with_probability_gamma_would_point_away():
     )
     assert float(literal.mean()) < -5 * float(literal.std()) / math.sqrt(200_000)
     assert float(right.mean()) == pytest.approx(constants.m, rel=0.02)
+
+
+def test_a_report_without_a_level_is_refused():
+    with pytest.raises(InputError, match="the report has no level"):
+        PrivUnit(0.3, 3).collect(Report(torch.tensor([[1.0, 0.0, 0.0]])))
 
 
 def test_the_log_ratio_of_the_two_most_telling_reports_is_the_epsilon_of_a_report():

@@ -222,6 +222,19 @@ def test_a_loss_that_begins_to_remember_later_reaches_no_other_client(secure):
     assert len(ledger) == 12
 
 
+def test_state_that_begins_in_training_is_refused_after_the_round():
+    calls = [0]
+
+    def late(holds: Holds, x: Tensor) -> Tensor:
+        calls[0] += 1
+        if calls[0] > 100:
+            holds.kept = float(x.detach().sum())
+        return x
+
+    with pytest.raises(InputError, match="keeps 'kept' from batch to batch"):
+        train(net(Holds(late)), clients(), PRIVATE, local=LOCAL, rounds=12, execution=Execution(trainer="loop"))
+
+
 def picky(holds: Holds, x: Tensor) -> Tensor:
     """Takes only the rows that its clients hold."""
     if bool((x.abs() > 1.0).any()):
