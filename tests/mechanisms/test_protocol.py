@@ -33,7 +33,7 @@ from dpfedexp.mechanisms.aggregation import (
 from dpfedexp.mechanisms.serialization import encode
 from tests.sizes import sized
 
-from .parties import CLIENTS, MECHANISM, charges, helper_file, public_key, round_of, rows, seeds, sent
+from .parties import CLIENTS, MECHANISM, D, charges, helper_file, public_key, round_of, rows, seeds, sent
 
 
 class Silence:
@@ -112,6 +112,11 @@ HOSTILE = {
     "repeated round": (lambda s: s.then(nonce="ab" * 16), "every round is answered once", 1),
     "two sets": (lambda s: (s.ask(), s.ask(s.everybody[:-1])), "every round is answered once", 1),
     "old nonce": (lambda s: s.then(number=2), "nonce was answered before", 1),
+    "older nonce": (
+        lambda s: (s.then(number=2, nonce="ab" * 16), s.ask(s.seeds(replace(s.round, number=3)), number=3)),
+        "nonce was answered before",
+        2,
+    ),
     "old round": (lambda s: (s.helper.answer(r := round_of(number=5), s.seeds(r)), s.ask()), "rounds go up", 1),
     "swapped clip": (lambda s: s.ask(clip=0.75, mechanism=encode(replace(MECHANISM, clip=0.75))), "don't open", 0),
     "clip beside the mechanism": (lambda s: s.ask(clip=0.75), "the mechanism says 0.5", 0),
@@ -180,6 +185,7 @@ def test_each_limit_of_the_helpers_file_is_kept(tmp_path, limits, words):
     with pytest.raises(InputError, match=words):
         file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
     assert charges(file) == 0
+    assert file.ledger.exists() is ("total" in limits)
 
 
 def test_a_row_that_would_fill_the_helpers_memory_is_refused_before_it_is_charged(file):
@@ -189,6 +195,7 @@ def test_a_row_that_would_fill_the_helpers_memory_is_refused_before_it_is_charge
     with pytest.raises(InputError, match="above this helper's max_columns of 100000000"):
         file.helper().answer(round_, sealed)
     assert charges(file) == 0
+    replace(file, max_columns=MECHANISM.columns(D)).admit(round_of(), MECHANISM)
 
 
 def test_of_two_sets_that_are_asked_for_at_the_same_moment_one_is_answered(file):
