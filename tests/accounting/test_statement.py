@@ -74,7 +74,6 @@ def test_the_figures_of_an_unfinished_run_are_for_its_charges_and_those_of_a_sto
     charged, planned = [(central(5.0), 20)], [(central(5.0), 50)]
     assert statement(charged, planned=planned).epsilon_total == compose(charged, 1e-5).epsilon
     assert statement(charged, planned=planned, stopping="hand").epsilon_total == compose(planned, 1e-5).epsilon
-    assert statement(charged, stopping="hand").epsilon_total == compose(charged, 1e-5).epsilon
 
 
 def test_private_text_names_who_whom_how_much_and_what_is_left_out():

@@ -210,10 +210,8 @@ WRONG = {
     "radius": (0.0, 1),
     "ledger": ({"count": 2}, *({"count": count, "hash": name} for count, name in ((-1, ""), (True, ""), (2, 1)))),
     **dict.fromkeys(("settings", "cohort"), ([],)),
-    **dict.fromkeys(("run", "controls", "trainer", "stop_source"), (1,)),
+    **dict.fromkeys(("run", "controls", "trainer", "stop_source", "version", "format"), (1,)),
     "history": ({}, [1]),
-    "version": (3,),
-    "format": ("another",),
 }
 
 
@@ -223,13 +221,11 @@ def test_a_text_with_a_wrong_value_is_not_that_of_a_checkpoint_though_its_hashes
     good = path_content(tmp_path) | {"round": 0, "history": [], "chunk_size": 1}
     save_file(tensors, path, forged(good, tensors))
     assert checkpoint.read_progress(tmp_path).chunk_size == 1
-    for name, value in ((name, value) for name, values in WRONG.items() for value in values):
-        save_file(tensors, path, forged(good | {name: value}, tensors))
-        with pytest.raises(dp.InputError, match=r"its text is not that of|has version 3|written by another program"):
+    wrong = [{name: value} for name, values in WRONG.items() for value in values]
+    for changes in (*wrong, {"round": 1, "history": [1]}):
+        save_file(tensors, path, forged(good | changes, tensors))
+        with pytest.raises(dp.InputError, match=r"its text is not that of|has version 1|written by another program"):
             checkpoint.read_progress(tmp_path)
-    save_file(tensors, path, forged(good | {"round": 1, "history": [1]}, tensors))
-    with pytest.raises(dp.InputError, match="its text is not that of"):
-        checkpoint.read_progress(tmp_path)
 
 
 def test_a_tensor_that_is_not_in_the_list_of_outlets_is_not_written(tmp_path, monkeypatch):

@@ -180,8 +180,7 @@ def test_fit_compares_multiples_of_the_voted_rate_under_one_promise():
 
 
 def test_a_candidate_with_a_multiple_of_the_voted_rate_begins_with_as_large_a_multiple_of_the_first_clip():
-    candidates = [dp.Candidate(), dp.Candidate(rate=4.0)]
-    engine = engine_of(problem(), candidates, local=dp.Sgd(lr="auto", steps=3))
+    engine = engine_of(problem(), [dp.Candidate(), dp.Candidate(rate=4.0)], local=dp.Sgd(lr="auto", steps=3))
     voted, other = engine.choose(engine.begin(), Ledger.in_memory(), save=lambda state: None).players.values()
     assert other.radius == 4.0 * voted.radius
     assert float(other.memory[LOCAL_RATE]) == 4.0 * float(voted.memory[LOCAL_RATE])

@@ -164,14 +164,8 @@ def test_a_client_of_the_list_that_calls_itself_a_helper_is_not_believed(tmp_pat
 
 
 def test_a_helper_that_starts_late_is_waited_for_until_the_deadline(tmp_path, monkeypatch, sleepless):
-    federation, looks = Federation(tmp_path), []
-    nodes = federation.grid.get_node_ids
-
-    def late() -> list[int]:
-        looks.append(None)
-        return [node for node in nodes() if node <= CLIENTS or len(looks) > 2]
-
-    monkeypatch.setattr(federation.grid, "get_node_ids", late)
+    federation, early = Federation(tmp_path), iter([range(1, CLIENTS + 1)] * 2)
+    monkeypatch.setattr(federation.grid, "get_node_ids", lambda: next(early, range(1, CLIENTS + 2)))
     strategy, _ = federation.run(FREE, rounds=1)
     assert strategy.opened.description.engine.cohort.helper == CLIENTS + 1
     monkeypatch.setattr(federation.grid, "get_node_ids", lambda: range(1, CLIENTS + 1))

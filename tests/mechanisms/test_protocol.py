@@ -112,11 +112,6 @@ HOSTILE = {
     "repeated round": (lambda s: s.then(nonce="ab" * 16), "every round is answered once", 1),
     "two sets": (lambda s: (s.ask(), s.ask(s.everybody[:-1])), "every round is answered once", 1),
     "old nonce": (lambda s: s.then(number=2), "nonce was answered before", 1),
-    "older nonce": (
-        lambda s: (s.then(number=2, nonce="ab" * 16), s.ask(s.seeds(replace(s.round, number=3)), number=3)),
-        "nonce was answered before",
-        2,
-    ),
     "old round": (lambda s: (s.helper.answer(r := round_of(number=5), s.seeds(r)), s.ask()), "rounds go up", 1),
     "swapped clip": (lambda s: s.ask(clip=0.75, mechanism=encode(replace(MECHANISM, clip=0.75))), "don't open", 0),
     "clip beside the mechanism": (lambda s: s.ask(clip=0.75), "the mechanism says 0.5", 0),

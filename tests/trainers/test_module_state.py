@@ -1,6 +1,7 @@
 """Module state that would carry one client's data past the noise is found by looking, and refused with a remedy that works."""
 
 from collections import deque
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -223,11 +224,10 @@ def test_a_loss_that_begins_to_remember_later_reaches_no_other_client(secure):
 
 
 def test_state_that_begins_in_training_is_refused_after_the_round():
-    calls = [0]
+    calls = count()
 
     def late(holds: Holds, x: Tensor) -> Tensor:
-        calls[0] += 1
-        if calls[0] > 100:
+        if next(calls) > 100:
             holds.kept = float(x.detach().sum())
         return x
 
