@@ -84,6 +84,7 @@ def test_under_add_remove_every_connected_node_is_asked_and_neither_file_nor_log
     assert bound(tmp_path / "all") == []
     assert "valid" not in strategy.history[0]
     assert "2 of 6" not in str(failure.value) + caplog.text
+    assert "Waiting up to 0.01 s for nodes: too few are connected" in caplog.text
 
 
 FIRST = {10: 0, 11: 1, 12: 2}
