@@ -67,6 +67,7 @@ def test_all_measurements_cost_at_most_one_per_cent_of_noise_and_no_epsilon(make
     measuring, _ = prepare(model_for(), federation(), algorithm, **given, evaluate_every=1)
     ratio = measuring.mechanism.noise_multiplier / without.mechanism.noise_multiplier
     assert 1.0 < ratio <= 1.01
+    assert len(measuring.answers_left(measuring.begin(), 50, Ledger.in_memory())) == 50
     if participation is None:
         run = run_of(algorithm, rounds=3)
         assert run.privacy.epsilon_total == pytest.approx(8.0, rel=1e-3)
@@ -240,6 +241,16 @@ def test_another_algorithm_a_sampled_cohort_and_add_remove_measure_too():
     algorithm = dp.dp_scaffold(clip=0.5, noise_multiplier=0.1, adjacency="add-remove")
     run = run_of(algorithm, evaluate_every=2, participation=dp.FixedSize(40), population=M)
     assert 0.2 < run.history[-1]["clients_accuracy"] <= 1.0
+
+
+@pytest.mark.parametrize("asked", [15, M])
+def test_an_interval_is_as_wide_as_clients_that_were_not_asked_make_it(asked):
+    given = {"local": LOCAL, "rounds": 1, "evaluate_every": 1, "participation": dp.FixedSize(asked)}
+    engine, _ = prepare(model_for(), federation(), dp.fedavg(), **given)
+    found = engine.evaluate(engine.begin(), Ledger.in_memory())
+    share = found["clients_accuracy"]
+    width = 1.96 * math.sqrt((1 - asked / M) / asked * share * (1 - share))
+    assert found["clients_accuracy_high"] - share == pytest.approx(width, rel=1e-3, abs=1e-9)
 
 
 def test_fit_measures_and_says_so(tmp_path):

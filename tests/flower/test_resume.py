@@ -238,3 +238,10 @@ def test_the_dates_of_a_deployments_files_do_not_tell_how_long_a_round_took(tmp_
     assert len({path.stat().st_mtime for path in (tmp_path / "run").iterdir()}) == 1
     content = json.loads((tmp_path / "run" / "status.json").read_text())
     assert all(right("status.json", field) not in (None, "nonprivate") for field in content)
+
+
+def test_a_run_does_not_go_on_without_its_anchor(tmp_path, monkeypatch):
+    run(tmp_path / "run", watch=stop_after(2))
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "another machine"))
+    with pytest.raises(LedgerError, match="is missing, so an older copy of the folder would go unnoticed"):
+        run(tmp_path / "run")

@@ -353,8 +353,7 @@ class Engine:
         request = Request(EVALUATION, state.round, reported, evaluation.mechanism)
         release, _ = self.ask(request, ledger, budget)
         deviation = math.sqrt(evaluation.mechanism.noise_variance(self.expected, self.expected) or 0.0)
-        sampled = self.sampling.kind != "full"
-        spread = (1.0 - self.sampling.rate) / self.expected if sampled else 0.0
+        spread = (1.0 - self.sampling.rate) / self.expected
         return evaluation.metrics.read(release.c_bar, deviation, spread)
 
     def ask(self, request: Request, ledger: Ledger, budget: Budget | None = None) -> tuple[Release, Answer]:
