@@ -206,7 +206,8 @@ def test_a_second_reply_of_the_same_node_is_ignored(tmp_path, silent):
 @pytest.mark.parametrize(("algorithm", "paid"), [(CDP, 0), (LDP, 1)], ids=["central", "local"])
 def test_with_too_few_replies_the_round_fails_and_releases_nothing(algorithm, paid, tmp_path):
     """A failed central round was never released; in a local one the reports had left the clients, and that is charged."""
-    with pytest.raises(RoundFailed, match=r"round 1 failed: 2 of 3 clients answered well, and at least 3 must"):
+    cost = "charged before it was sent" if paid else "Nothing was released or charged"
+    with pytest.raises(RoundFailed, match=rf"round 1 failed: 2 of 3 clients .* at least 3 must .*{cost}"):
         start(tmp_path, algorithm, grid_where(2, lambda r: None), min_reply_fraction=1.0)
     assert charges(tmp_path) == paid
     assert read_progress(tmp_path).round == 0
