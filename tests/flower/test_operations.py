@@ -116,6 +116,13 @@ def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_pat
     assert ended("done") == ("killed", 4)
 
 
+def test_status_is_a_sentence_and_json_has_the_exact_epsilon(tmp_path):
+    start(tmp_path, Nodes(THREE))
+    exact = read_status(tmp_path)["epsilon"]
+    assert f"The run is completed: 1 of 1 rounds, epsilon {exact:.4g}.\n" == invoke("flower", "status", tmp_path).output
+    assert json.loads(invoke("flower", "status", "--json", tmp_path).output)["epsilon"] == exact
+
+
 def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tmp_path):
     """The attack: a fourth node with a lower id is connected from the start, and later a place is empty."""
     listed = tmp_path / "nodes"

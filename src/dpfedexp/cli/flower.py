@@ -69,12 +69,15 @@ def run(
 
 
 @app.command()
-def status(folder: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+def status(
+    folder: Annotated[Path, typer.Argument(help="The run's folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For a program.")] = False,
+) -> None:
     """Show the status of a run; the exit status is that of `dpfedexp flower run`."""
-    from dpfedexp.flower.monitor import EXIT_CODES, read_status
+    from dpfedexp.flower.monitor import EXIT_CODES, describe, read_status
 
     content = read_status(folder)
-    print(json.dumps(content))
+    print(json.dumps(content) if as_json else f"The run is {describe(content)}")
     raise typer.Exit(EXIT_CODES[content["status"]])
 
 
