@@ -124,10 +124,14 @@ def up(
 
 @app.command()
 def down(app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path(".")) -> None:
-    """Stop what `dpfedexp flower up` started."""
-    from dpfedexp.flower.local_deployment import FOLDER, stop_running
+    """Stop what `dpfedexp flower up` started. A run that is under way can go on later."""
+    from dpfedexp.flower.app import STOPPED
+    from dpfedexp.flower.local_deployment import FOLDER, run_is_under_way, stop_running
 
-    print("Stopped." if stop_running((app / FOLDER).resolve()) else "No nodes are up here.")
+    folder = (app / FOLDER).resolve()
+    under_way = run_is_under_way(folder)
+    stopped = stop_running(folder)
+    print((STOPPED if under_way else "Stopped.") if stopped else "No nodes are up here.")
 
 
 @app.command("helper-key")
