@@ -23,6 +23,7 @@ from dpfedexp.cli.flower import _files_of_nodes
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower.access import check_file
 from dpfedexp.flower.app import (
+    STOPPED,
     _final_status,
     _show_failures,
     _stream,
@@ -33,7 +34,7 @@ from dpfedexp.flower.app import (
     run_app,
 )
 from dpfedexp.flower.guard import Guard
-from dpfedexp.flower.local_deployment import Deployment, find_running, running, stop_running
+from dpfedexp.flower.local_deployment import DOWN, Deployment, find_running, make_node_key, running, stop_running
 from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.flower.monitor import guard_metrics, guard_summary, metrics_server, read_status, run_metrics, to_text
 from dpfedexp.mechanisms import LocalGaussian
@@ -114,6 +115,13 @@ def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_pat
     path = tmp_path / "done" / "status.json"
     path.write_text(path.read_text().replace("completed", "running"))
     assert ended("done") == ("killed", 4)
+
+
+def test_status_is_a_sentence_and_json_has_the_exact_epsilon(tmp_path):
+    start(tmp_path, Nodes(THREE))
+    exact = read_status(tmp_path)["epsilon"]
+    assert f"The run is completed: 1 of 1 rounds, epsilon {exact:.4g}.\n" == invoke("flower", "status", tmp_path).output
+    assert json.loads(invoke("flower", "status", "--json", tmp_path).output)["epsilon"] == exact
 
 
 def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tmp_path):
@@ -382,6 +390,33 @@ def test_processes_of_a_deployment_whose_own_process_was_killed_are_ended(tmp_pa
     finally:
         left.kill()
         left.wait()
+
+
+def test_a_run_whose_nodes_are_stopped_says_how_it_goes_on(tmp_path, monkeypatch, capsys):
+    """Flower says that the SuperLink can't be reached, in a box that hid what happened."""
+    new_app(tmp_path / "app")
+    logs = tmp_path / "app" / ".up"
+    start(tmp_path / "run", Nodes(THREE))
+    status = tmp_path / "run" / "status.json"
+    killed = status.read_text().replace("completed", "running")
+    status.unlink()
+    script = f"import pathlib; print('Successfully started run 7'); pathlib.Path({str(logs / DOWN)!r}).touch()"
+    script += f"; pathlib.Path({str(status)!r}).write_text({killed!r}); print('SuperLink is unavailable')"
+    monkeypatch.setattr("dpfedexp.flower.app._own_deployment", lambda *_: ({}, logs, logs))
+    monkeypatch.setattr("dpfedexp.flower.app._flowers_status", lambda *_: "unknown")
+    monkeypatch.setattr(
+        "dpfedexp.flower.app._stream", lambda _, *given: _stream([sys.executable, "-uc", script], *given)
+    )
+    assert run_app(tmp_path / "app", None, [f'federation.folder="{tmp_path / "run"}"']) == 4
+    said = capsys.readouterr().out
+    assert STOPPED in said
+    assert "Run 7 killed: 1 of 1 rounds" in said
+
+
+def test_a_deployment_that_is_started_again_keeps_its_nodes_keys(tmp_path):
+    """A run is bound to its nodes: with new keys it was refused after `flower down` and `flower up`."""
+    first, second = (make_node_key(tmp_path, "node0")[1].read_text() for _ in range(2))
+    assert first == second
 
 
 def test_an_apps_hash_is_of_its_source_and_settings_whatever_else_lies_in_its_folder(tmp_path):

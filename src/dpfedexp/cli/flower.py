@@ -69,12 +69,15 @@ def run(
 
 
 @app.command()
-def status(folder: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+def status(
+    folder: Annotated[Path, typer.Argument(help="The run's folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For a program.")] = False,
+) -> None:
     """Show the status of a run; the exit status is that of `dpfedexp flower run`."""
-    from dpfedexp.flower.monitor import EXIT_CODES, read_status
+    from dpfedexp.flower.monitor import EXIT_CODES, describe, read_status
 
     content = read_status(folder)
-    print(json.dumps(content))
+    print(json.dumps(content) if as_json else f"The run is {describe(content)}")
     raise typer.Exit(EXIT_CODES[content["status"]])
 
 
@@ -121,10 +124,14 @@ def up(
 
 @app.command()
 def down(app: Annotated[Path, typer.Argument(help="The app's folder.")] = Path(".")) -> None:
-    """Stop what `dpfedexp flower up` started."""
-    from dpfedexp.flower.local_deployment import FOLDER, stop_running
+    """Stop what `dpfedexp flower up` started. A run that is under way can go on later."""
+    from dpfedexp.flower.app import STOPPED
+    from dpfedexp.flower.local_deployment import FOLDER, run_is_under_way, stop_running
 
-    print("Stopped." if stop_running((app / FOLDER).resolve()) else "No nodes are up here.")
+    folder = (app / FOLDER).resolve()
+    under_way = run_is_under_way(folder)
+    stopped = stop_running(folder)
+    print((STOPPED if under_way else "Stopped.") if stopped else "No nodes are up here.")
 
 
 @app.command("helper-key")

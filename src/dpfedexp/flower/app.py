@@ -20,13 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.errors import InputError, first_line, nearest, require
-from dpfedexp.flower.local_deployment import FOLDER, QUIET, find_running, program
-from dpfedexp.flower.monitor import EXIT_CODES, read_status
+from dpfedexp.flower.local_deployment import DOWN, FOLDER, QUIET, find_running, program
+from dpfedexp.flower.monitor import EXIT_CODES, describe, read_status
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _TRACEBACK, _FRAME = "Traceback (most recent call last)", re.compile(r'File "([^"]+)", line (\d+)')
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FOLDER, _NODES = "federation.folder", "federation.nodes"
+STOPPED = (
+    "The run was stopped with the nodes, and what was charged stays charged. After `dpfedexp flower up`, the same "
+    "`dpfedexp flower run` in the same folder goes on from its last checkpoint."
+)
 
 
 def new_app(folder: Path | str) -> list[Path]:
@@ -124,9 +128,10 @@ def run_app(
         log.touch(mode=0o600)
     except OSError as error:
         raise InputError(f"the log {str(log)!r} can't be written: {error.strerror}.") from None
+    down = None if logs is None else logs / DOWN
     try:
         run = _stream(
-            [program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder, log
+            [program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder, log, down
         )
     except KeyboardInterrupt:
         print(
@@ -138,10 +143,13 @@ def run_app(
         print("The run was not started.", file=sys.stderr)
         return 2
     status, told = _final_status(folder, connection, run, environment, before)
-    if status != "completed":
+    if status != "completed" and down is not None and down.exists():
+        status, told = "killed", told and {**told, "reason": ""}
+        print(STOPPED, flush=True)
+    elif status != "completed":
         _show_failures(app, {log: 0, **read})
-    where = f"{told['round']} of {told['rounds']} rounds, epsilon {told['epsilon']:.4g}" if told else "no status here"
-    print(f"Run {run} {status}: {where}. {told.get('reason', '')}".rstrip(), flush=True)
+    what = describe({**told, "status": status}) if told else f"{status}: no status here."
+    print(f"Run {run} {what}", flush=True)
     if told:
         print(f"Its files are in {folder}.", flush=True)
     return EXIT_CODES.get(status, 3)
@@ -240,10 +248,12 @@ def _app_config(app: Path) -> dict[str, Any]:
         ) from None
 
 
-def _stream(command: list[str], environment: Mapping[str, str], folder: Path, log: Path) -> str | None:
+def _stream(
+    command: list[str], environment: Mapping[str, str], folder: Path, log: Path, down: Path | None = None
+) -> str | None:
     """Run the command until it ends or the server app was killed; return Flower's id of the run.
 
-    The output goes to the file `log`, and is printed without tracebacks.
+    The output goes to the file `log`, and is printed without tracebacks, as long as there is no file `down`.
     """
     run, hidden = None, False
     process = subprocess.Popen(
@@ -260,7 +270,7 @@ def _stream(command: list[str], environment: Mapping[str, str], folder: Path, lo
         for line in process.stdout or ():
             file.write(line)
             hidden = hidden or _TRACEBACK in line
-            if not hidden and not line.startswith(_CHAINED):
+            if not (hidden or line.startswith(_CHAINED) or (down is not None and down.exists())):
                 print(line, end="", flush=True)
             hidden = hidden and (_TRACEBACK in line or not line.strip() or line.startswith(" "))
             if (found := _STARTED.search(line)) is not None:

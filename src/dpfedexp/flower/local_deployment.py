@@ -52,6 +52,10 @@ QUIET = {
 """Environment variables that disable the telemetry of Flower and Ray."""
 
 
+DOWN = "down"
+"""A file in a deployment's folder from when it begins to stop until it is started again."""
+
+
 def program(name: str) -> str:
     """The path of one of Flower's programs, beside this Python or on PATH."""
     sibling = Path(sys.executable).with_name(name)
@@ -248,7 +252,11 @@ def running(deployment: Deployment) -> Iterator[None]:
             keys = {"mark": deployment.mark, "pid": os.getpid(), "nodes": deployment.nodes}
             state.write(json.dumps({**keys, "node_list": str(deployment.node_list)}))
             state.flush()
-            yield
+            (deployment.folder / DOWN).unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                (deployment.folder / DOWN).touch()
         state.truncate(0)
 
 
@@ -288,6 +296,15 @@ def _stop_leftovers(state: Path | str) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return bool(left)
+
+
+def run_is_under_way(folder: Path) -> bool:
+    """Whether a server app of this folder's deployment runs; False where there is no /proc."""
+    found = b""
+    for pid in processes_of((find_running(folder) or {}).get("mark", "")):
+        with contextlib.suppress(OSError):
+            found += Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"flwr-serverapp" in found
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -334,9 +351,14 @@ def make_certificates(folder: Path, host: str = "127.0.0.1") -> Certificates:
 
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
-    """Create the key pair by which a SuperNode authenticates; return the private file and the public file to register."""
-    key = ec.generate_private_key(ec.SECP384R1())
+    """The key pair by which a SuperNode authenticates: its private file and the public file to register, created if missing.
+
+    A run is bound to its nodes' keys, so it can only be resumed with the same ones.
+    """
     private, public = folder / name, folder / f"{name}.pub"
+    if private.is_file() and public.is_file():
+        return private, public
+    key = ec.generate_private_key(ec.SECP384R1())
     replace_bytes(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
     public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
     return private, public

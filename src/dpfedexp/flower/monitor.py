@@ -14,7 +14,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,13 @@ def read_status(folder: Path | str) -> dict[str, Any]:
     if status["status"] == "running" and not _is_held(Path(folder) / LEDGER):
         status |= {"status": "killed", "reason": "the server app ended unexpectedly; repeat the command to resume."}
     return status
+
+
+def describe(status: Mapping[str, Any]) -> str:
+    """A run's status, rounds, epsilon and reason, for a reader."""
+    epsilon = math.inf if status["epsilon"] is None else status["epsilon"]
+    where = f"{status['round']} of {status['rounds']} rounds, epsilon {epsilon:.4g}"
+    return f"{status['status']}: {where}. {status['reason']}".rstrip()
 
 
 def _is_held(ledger: Path) -> bool:
