@@ -106,29 +106,6 @@ def test_names_may_be_written_in_the_usual_ways_and_a_configuration_takes_every_
         resolve("quux", torch.zeros(2))
 
 
-@pytest.mark.parametrize(("loss", "flat"), [(None, False), (F.mse_loss, True)])
-def test_regression_with_one_output_finds_least_squares(loss, flat):
-    """The table's first row. With all rows at one client FedAvg is gradient descent, so it ends where least squares is."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(60, 12))
-    y = x @ rng.normal(size=12) + 0.7 + 0.1 * rng.normal(size=60)
-    solution = np.linalg.lstsq(np.c_[x, np.ones(60)], y, rcond=None)[0]
-    model = torch.nn.Linear(12, 1)
-    model = torch.nn.Sequential(model, torch.nn.Flatten(0)) if flat else model
-    test = (x.astype(np.float32), y.astype(np.float32))
-    clients = Federation.from_clients([test])
-    run = train(model, clients, fedavg(), local=Sgd(lr=0.2, steps=200), rounds=3, loss=loss, evaluate=test)
-    layer = run.model[0] if flat else run.model
-    found = np.r_[layer.weight.detach().numpy().ravel(), layer.bias.detach().numpy()]
-    np.testing.assert_allclose(found, solution, atol=1e-4)
-    off = y - np.c_[x, np.ones(60)] @ solution
-    last = run.history[-1]
-    assert last["test_rmse"] == pytest.approx(np.sqrt((off**2).mean()), rel=1e-3)
-    assert last["test_mae"] == pytest.approx(np.abs(off).mean(), rel=1e-3)
-    assert last["test_r2"] == pytest.approx(1 - (off**2).sum() / ((y - y.mean()) ** 2).sum(), rel=1e-4)
-    assert "test_accuracy" not in last
-
-
 torch.manual_seed(0)
 LOGITS, HALF = torch.randn(5, 3), torch.rand(5, 3)
 ZERO_ONE, CLASSES = torch.randint(2, (5, 3)), torch.tensor([0, 2, 1, 1, 0])
@@ -362,19 +339,6 @@ def test_a_secure_run_refuses_a_broadcast_without_looking_at_a_client():
             loss=squares,
             secure=True,
         )
-
-
-def test_a_character_model_has_its_accuracy_in_the_history():
-    """It was 0.0 whatever the model said."""
-    text = rng.integers(0, 5, size=(24, 7))
-    clients = Federation.from_arrays(text[:, :-1], text[:, 1:], OWNERS)
-    model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
-    test = (text[:, :-1], text[:, 1:])
-    result = train(model, clients, fedavg(), local=Sgd(lr=0.5, steps=3), rounds=2, evaluate=test)
-    with torch.no_grad():
-        right = result.model(torch.from_numpy(test[0])).argmax(-1).numpy() == test[1]
-    assert result.history[-1]["test_accuracy"] == pytest.approx(right.mean())
-    assert right.any()
 
 
 def test_a_run_goes_on_with_the_same_loss_of_torch_and_not_with_other_options(tmp_path, monkeypatch):

@@ -175,16 +175,6 @@ def test_a_healthy_run_has_nothing_to_say():
     assert run(dp.fedexp()).advice == ()
 
 
-def test_a_drowned_run_warns_before_and_ends_with_its_verdict():
-    with pytest.warns(AdviceWarning) as caught:
-        done = run(dp.dp_fedavg(clip=0.01, mechanism="privunit", target_epsilon=0.2))
-    assert str(caught[0].message).startswith(("The noise hides", "There will be more noise"))
-    assert done.advice[0].code in ("no-signal", "mostly-noise")
-    assert done.advice[-1].code == "dead"
-    assert done.verdict.startswith("Nothing shows that this run learned anything: in 25 rounds neither")
-    assert "Nothing shows that this run learned anything" in repr(done)
-
-
 def test_training_that_diverges_to_nothing_is_found():
     """Updates that are not finite count as zero, so nothing but noise is released, and an adaptive clip falls for ever."""
     done = run(dp.cdp_fedexp(clip="adaptive", target_epsilon=8.0), lr=1e6, rounds=40)

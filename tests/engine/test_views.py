@@ -4,7 +4,6 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 from dpfedexp import InputError
 from dpfedexp.engine.plan import Advice
@@ -55,9 +54,3 @@ def test_a_run_is_drawn_without_a_display(run, tmp_path, monkeypatch):
 def test_a_small_negative_number_is_shown_as_zero(run):
     assert "-0.0" not in repr(replace(run, history=[{"round": 1, "loss": -0.00001}]))
     assert "-0<" not in replace(run, history=[{"round": 1, "loss": -0.0}])._repr_html_()
-
-
-def test_the_trained_model_is_exported_by_torch(run):
-    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    program = torch.export.export(run.model, (inputs,))
-    assert torch.equal(program.module()(inputs), run.model(inputs))

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import secrets
-import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -31,7 +27,6 @@ from dpfedexp.mechanisms.aggregation import (
     unmask_sum,
 )
 from dpfedexp.mechanisms.serialization import encode
-from tests.sizes import sized
 
 from .parties import CLIENTS, MECHANISM, charges, helper_file, public_key, round_of, rows, seeds, sent
 
@@ -281,66 +276,3 @@ def test_a_key_is_for_its_owner_alone_and_never_replaced(tmp_path, monkeypatch):
         new_key(tmp_path / "key")
     with pytest.raises(InputError, match="helper_key"):
         seal(bytes(32), "00" * 32, b"a public key of small order")
-
-
-MURDER = """
-import json, os, signal, sys
-from pathlib import Path
-from dpfedexp.accounting import ledger as chain
-from dpfedexp.mechanisms.aggregation import RoundBinding
-from dpfedexp.flower import guard as guard_ledger
-from dpfedexp.flower.guard import HelperFile
-from dpfedexp.mechanisms.two_party import TwoPartyGaussian
-
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-place, folder = sys.argv[1], Path(sys.argv[2])
-asked = json.loads((folder / "asked.json").read_text())
-if place == "before the charge":
-    chain.ChainWriter.append = die
-elif place == "after the charge":
-    append = chain.ChainWriter.append
-    def then_die(self, content):
-        append(self, content)
-        die()
-    chain.ChainWriter.append = then_die
-elif place == "before the anchor":
-    guard_ledger.write_mark = die
-elif place == "before the noise":
-    TwoPartyGaussian.noise_units = die
-file = HelperFile.load(folder / "helper.toml")
-seeds = [(node, bytes.fromhex(sealed)) for node, sealed in asked["seeds"]]
-answer = file.helper().answer(RoundBinding(**asked["round"]), seeds)
-if place == "before the answer":
-    die()
-(folder / "answer").write_bytes(answer.words.tobytes())
-"""
-
-
-PLACES = [f"{when} the {what}" for when, what in (("before", "charge"), ("before", "noise"), ("after", "charge"))]
-PLACES += ["before the anchor", "before the answer", "never"]
-
-
-@pytest.mark.parametrize("place", sized(PLACES[1:2], PLACES))
-def test_a_helper_that_is_killed_has_given_no_answer_that_it_did_not_charge(place, file):
-    folder, paid = file.path.parent, place != "before the charge"
-    # The ledger exists, so that only the charge itself is in question.
-    first = round_of(run="before")
-    file.helper().answer(first, seeds(sent(first, public_key(file), rows())))
-    round_ = round_of()
-    messages = sent(round_, public_key(file), rows())
-    asked = {"round": vars(round_), "seeds": [[node, sealed.hex()] for node, sealed in seeds(messages)]}
-    (folder / "asked.json").write_text(json.dumps(asked), encoding="utf-8")
-    done = subprocess.run([sys.executable, "-c", MURDER, place, str(folder)], env=os.environ, timeout=120)
-    answered = (folder / "answer").exists()
-    assert done.returncode == (0 if place == "never" else -signal.SIGKILL)
-    assert answered == (place == "never")
-    assert charges(file) == 1 + paid
-    # A resumed run is a new run, and is answered.
-    resumed = round_of(run="resumed")
-    file.helper().answer(resumed, seeds(sent(resumed, public_key(file), rows())))
-    assert charges(file) == 2 + paid
-    if paid:
-        with pytest.raises(InputError, match="every round is answered once"):
-            file.helper().answer(round_, seeds(messages))
