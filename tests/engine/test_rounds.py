@@ -148,15 +148,6 @@ def test_epsilon_so_far_grows_to_the_total_and_per_round_is_below():
     assert result.privacy.epsilon_round == pytest.approx(series[0])
 
 
-def test_a_budget_stops_before_the_round_that_would_exceed_it():
-    result = run(dp.cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=50, budget=5.0)
-    assert 0 < len(result.history) < 50
-    assert result.privacy.epsilon_total <= 5.0
-    assert "budget" in result.stopped
-    more = run(dp.cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=len(result.history) + 1)
-    assert more.privacy.epsilon_total > 5.0
-
-
 @pytest.mark.parametrize(
     ("make", "named"),
     [

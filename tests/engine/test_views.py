@@ -17,12 +17,6 @@ def run():
     return small_run()
 
 
-def test_a_statements_repr_is_one_short_line(run):
-    text = repr(run.privacy)
-    assert len(text) < 200
-    assert f"epsilon {run.privacy.shown['epsilon_total']} at delta 1e-05 (replace-one, central)" in text
-
-
 def test_html_is_escaped_and_takes_its_colors_from_the_page(run):
     evil = replace(
         run, privacy=replace(run.privacy, algorithm=EVIL), stopped=EVIL, advice=(Advice("warning", "dead", EVIL),)

@@ -37,20 +37,6 @@ def test_no_privacy_releases_the_mean_and_the_mean_square():
     assert out.variance == NoPrivacy().noise_variance(10.0, 10) == NoPrivacy().noise_norm(7, 10.0, 10) == 0.0
 
 
-def test_the_papers_scalar_noise_is_a_standard_deviation_of_d_sigma_squared_over_m():
-    """NOTES: σ_ξ = dσ²/M with σ = 5C/√M, on the mean."""
-    d, m, z = 8, 50, 5.0
-    mechanism = CentralGaussian(RADIUS, z, numerator="paper", scalar_multiplier=d * z * z / m)
-    truth = float(CLIPPED.vectors.double().square().sum(1).mean())
-    released = [release(mechanism, seed) for seed in range(1000)]
-    drawn = torch.tensor([one.statistic - truth for one in released])
-    sigma_squared = (z * RADIUS) ** 2 / m
-    assert float(drawn.std()) == pytest.approx(d * sigma_squared / m, rel=0.12)
-    # A stream that both shared would let the noise be subtracted out: the correlation over runs must vanish.
-    pairs = torch.stack([torch.tensor([float(one.c_bar[0]) for one in released]), drawn])
-    assert abs(float(torch.corrcoef(pairs)[0, 1])) < 5 / math.sqrt(1000)
-
-
 def test_ldp_gaussian_statistic_exceeds_the_truth_by_d_sigma_squared():
     mechanism = LocalGaussian(RADIUS, 0.7, numerator="paper")
     truth = float(CLIPPED.vectors.double().square().sum(1).mean())

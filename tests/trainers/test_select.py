@@ -10,27 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpfedexp import Execution, InputError, Sgd, fedavg, train
+from dpfedexp import Execution, InputError, fedavg, train
 from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.execution import as_execution
 from dpfedexp.trainers.select import trainer_again
 from dpfedexp.trainers.steps import Loop, Parallel, Recordings, Vectorized, _pool, cuda_graph
 from tests.trainers.shared import Made, recorded, updates
 from tests.trainers.test_fast import LOCAL, NETWORKS, activated, bound, features, federation
-
-
-@pytest.mark.parametrize(("local", "core"), [(LOCAL, "program"), (Sgd(lr=0.1, epochs=2, batch_size=2), "vmap")])
-def test_a_recorded_step_over_memory_that_stays_gives_the_same_updates(local, core):
-    """What a CUDA graph replays, with a recording that merely calls: a second round and other clients reuse the memory."""
-    clients = federation()
-    simulation = bound(NETWORKS["paper"], clients, local)
-    steps = recorded(simulation, simulation.trainer._trainer().core if core == "program" else None)
-    d = simulation.task.layout.dimension
-    for correction in (None, torch.full((4, d), 0.01), torch.full((4, d), 0.02)):
-        expected = updates(simulation, None, 1, 1, correction)
-        for _ in range(3):
-            assert torch.allclose(updates(simulation, steps, 1, 1, correction), expected, atol=1e-6)
-    assert steps.recordings.held
 
 
 def test_cohorts_whose_size_keeps_changing_share_recordings():
