@@ -382,10 +382,7 @@ def test_a_torn_line_is_cut_off_and_the_cut_synced_before_anything_follows(path,
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        *(
-            ({"format": FORMAT, "version": v}, re.escape(f"version {v!r}; this library reads version 2."))
-            for v in (3, 1, "2", None)
-        ),
+        *(({"format": FORMAT, "version": v}, re.escape(f"version {v!r}; this")) for v in (3, 1, "2", None)),
         ({"format": "other", "version": VERSION}, FORMAT),
     ],
 )
@@ -396,7 +393,7 @@ def test_a_ledger_of_another_version_or_format_is_refused_however_it_is_opened(h
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("p", "much"), ("cap", None), ("epsilon2", (1,)), ("k", None), ("nominal", "much")]
+    ("field", "value"), [("p", "x"), ("cap", None), ("epsilon2", (1,)), ("k", None), ("nominal", "x")]
 )
 def test_a_number_of_a_charge_that_is_none_is_found_when_the_ledger_is_opened(field, value, path):
     with Ledger.create(path) as ledger:

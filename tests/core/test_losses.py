@@ -12,17 +12,7 @@ from torch.nn import functional as F
 
 from dpfedexp import Sgd, cdp_fedexp, fedavg, train
 from dpfedexp.config import parse
-from dpfedexp.core.losses import (
-    ALIASES,
-    LOSSES,
-    binary_cross_entropy,
-    by_name,
-    cross_entropy,
-    loss_traits,
-    mean_squared_error,
-    plain,
-    resolve,
-)
+from dpfedexp.core.losses import ALIASES, LOSSES, by_name, cross_entropy, loss_traits, plain, resolve
 from dpfedexp.data import Federation
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
@@ -162,7 +152,7 @@ def test_class_weights_multiply_ignored_positions_do_not_count_and_classes_are_s
 
 
 def test_functions_of_torch_and_partial_ones_are_taken():
-    torch.testing.assert_close(resolve(F.mse_loss, HALF)(LOGITS, HALF), mean_squared_error(LOGITS, HALF))
+    torch.testing.assert_close(resolve(F.mse_loss, HALF)(LOGITS, HALF), LOSSES["mse"](LOGITS, HALF))
     smooth = resolve(functools.partial(F.cross_entropy, label_smoothing=0.2, reduction="mean"), CLASSES)
     expected = F.cross_entropy(LOGITS, CLASSES, label_smoothing=0.2, reduction="none")
     torch.testing.assert_close(smooth(LOGITS, CLASSES), expected)
@@ -183,11 +173,7 @@ def test_a_losss_own_options_are_in_the_name_by_which_a_run_knows_it():
 
 
 def test_a_loss_without_options_takes_the_programs_of_its_name():
-    named = {
-        nn.CrossEntropyLoss: cross_entropy,
-        nn.BCEWithLogitsLoss: binary_cross_entropy,
-        nn.MSELoss: mean_squared_error,
-    }
+    named = {nn.CrossEntropyLoss: cross_entropy, nn.BCEWithLogitsLoss: by_name("bce"), nn.MSELoss: by_name("mse")}
     for kind, right in (*named.items(), (lambda: F.cross_entropy, cross_entropy)):
         assert plain(resolve(kind(), HALF)) is right
     for other in (nn.CrossEntropyLoss(ignore_index=1), nn.MSELoss(reduction="sum"), nn.BCELoss()):
@@ -271,27 +257,9 @@ WRONG = {
         r"losses.flatten\(1\).mean\(1\)",
     ),
     "a float": (nn.Linear(6, 1), REAL, lambda o, t: 1.0, None, "the loss returned a float; it must return a tensor"),
-    "test labels beyond": (
-        nn.Linear(6, 3),
-        LABELS,
-        None,
-        (X, LABELS + 1),
-        "evaluate has .* from 1 to 3, .*number them",
-    ),
-    "test targets of another shape": (
-        nn.Linear(6, 1),
-        REAL,
-        "mse",
-        (X, MULTI * 1.0),
-        "evaluate has .* as many outputs",
-    ),
-    "a test set that broadcasts": (
-        nn.Linear(6, 1),
-        REAL[:, None],
-        squares,
-        (X, REAL),
-        "evaluate has .*end the model with nn.F",
-    ),
+    "test labels beyond": (nn.Linear(6, 3), LABELS, None, (X, LABELS + 1), "evaluate has .* from 1 to 3, .*number"),
+    "test targets of another shape": (nn.Linear(6, 1), REAL, "mse", (X, MULTI * 1.0), "evaluate has .* as many"),
+    "a test set that broadcasts": (nn.Linear(6, 1), REAL[:, None], squares, (X, REAL), "evaluate has .*nn.Flatten"),
     "a broadcasting row": (nn.Linear(6, 1), REAL[:, None], squares, (X[:1], REAL[:1]), "evaluate has .*Flat"),
 }
 
@@ -306,11 +274,7 @@ def test_a_wrong_use_is_one_sentence_with_the_fix(case):
 
 RIGHT = {
     "own function that drops the dimension": (nn.Linear(6, 1), REAL, lambda o, t: (o[:, 0] - t).square()),
-    "own function of two columns": (
-        nn.Linear(6, 1),
-        np.c_[REAL, REAL],
-        lambda o, t: t[:, 1] * (o[:, 0] - t[:, 0]) ** 2,
-    ),
+    "own function, two columns": (nn.Linear(6, 1), np.c_[REAL, REAL], lambda o, t: t[:, 1] * (o[:, 0] - t[:, 0]) ** 2),
     "examples that see each other": (nn.Linear(6, 2), LABELS, lambda o, t: (o - o.mean(0)).square().sum(1) + 0 * t),
     "(n, 1) on both sides": (nn.Linear(6, 1), REAL[:, None], squares),
     "several labels, torch's": (nn.Linear(6, 4), MULTI, nn.BCEWithLogitsLoss(reduction="none")),

@@ -18,9 +18,8 @@ def run():
 
 
 def test_html_is_escaped_and_takes_its_colors_from_the_page(run):
-    evil = replace(
-        run, privacy=replace(run.privacy, algorithm=EVIL), stopped=EVIL, advice=(Advice("warning", "dead", EVIL),)
-    )
+    privacy, advice = replace(run.privacy, algorithm=EVIL), (Advice("warning", "dead", EVIL),)
+    evil = replace(run, privacy=privacy, stopped=EVIL, advice=advice)
     for text in (evil._repr_html_(), evil.privacy._repr_html_()):
         ElementTree.fromstring(text)  # every tag is closed
         assert "<script" not in text

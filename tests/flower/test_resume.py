@@ -5,6 +5,7 @@ The engine's own tests of folders, ledgers and anchors (`engine/test_resume.py`,
 
 import itertools
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,10 +20,11 @@ from dpfedexp.engine.private_folder import SharedAnchor
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp
+from tests.engine.small import Crash
 from tests.optimizers import Adagrad
 from tests.sizes import sized
 
-from .loopback import Crash, Silence, deploy, dying_at, grid_of, problem
+from .loopback import Silence, deploy, dying_at, grid_of, problem
 
 CDP = cdp_fedexp(clip="adaptive", noise_multiplier=1.0)
 LDP = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
@@ -140,9 +142,7 @@ def test_no_client_is_asked_for_a_local_report_when_the_anchor_cannot_be_moved(t
     """What was charged stays charged."""
     place, seen = tmp_path / "run", []
 
-    def full(self, mark):
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     with monkeypatch.context() as patched:
 
         def watch(record):

@@ -379,9 +379,8 @@ def test_tracing_leaves_the_runs_module_as_it_is():
 
 def test_a_kernel_is_held_to_what_it_stands_for_layer_by_layer():
     window, draws = Window((3, 3), padding=(1, 1)), torch.Generator().manual_seed(0)
-    x, kernel, dy = (
-        torch.randn(shape, generator=draws) for shape in ((2, 3, 6, 5, 4), (2, 7, 3, 3, 3), (2, 7, 6, 5, 4))
-    )
+    shapes = (2, 3, 6, 5, 4), (2, 7, 3, 3, 3), (2, 7, 6, 5, 4)
+    x, kernel, dy = (torch.randn(shape, generator=draws) for shape in shapes)
     plain = Program(
         (
             ProgramStep(Patches(window), (0,), 1),
