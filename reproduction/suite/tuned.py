@@ -51,7 +51,8 @@ class FitRun(SuiteRun):
     @property
     def full_settings(self) -> dict[str, Any]:
         rule = {"scale_times": list(local_rate.SCALE_TIMES), "shake": local_rate.SHAKE}
-        rule |= {"prior": [local_rate.PRIOR_RATE, local_rate.PRIOR_WEIGHT], "subtracted": step_size.NOISE_SUBTRACTED}
+        rule |= {"prior": [local_rate.PRIOR_RATE, local_rate.PRIOR_WEIGHT, local_rate.LARGE_NOISE]}
+        rule |= {"subtracted": step_size.NOISE_SUBTRACTED}
         return {**super().full_settings, **rule}
 
 

@@ -70,6 +70,12 @@ def test_a_statement_of_another_version_is_one_sentence(version):
         PrivacyStatement.from_json(json.dumps(values))
 
 
+def test_the_figures_of_an_unfinished_run_are_for_its_charges_and_those_of_a_stopped_run_for_the_plan():
+    charged, planned = [(central(5.0), 20)], [(central(5.0), 50)]
+    assert statement(charged, planned=planned).epsilon_total == compose(charged, 1e-5).epsilon
+    assert statement(charged, planned=planned, stopping="hand").epsilon_total == compose(planned, 1e-5).epsilon
+
+
 def test_private_text_names_who_whom_how_much_and_what_is_left_out():
     text = CASES["central"].text
     for words in ("Who is protected", "Against whom", "How much", "What is not covered", "exact Gaussian (GDP)"):

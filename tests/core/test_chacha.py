@@ -1,6 +1,7 @@
 import os
 import pickle
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -23,6 +24,15 @@ def test_the_words_are_the_key_stream_of_rfc_8439():
     """Appendix A.1, test vector 1: zero key, zero nonce, counter 0."""
     stream = noise_module.key_stream(bytes(32)).update(bytes(16))
     assert stream.hex() == "76b8e0ada0f13d90405d6ae55386bd28"
+
+
+def test_a_simulations_normals_are_numpys_philox_with_a_stream_for_every_2_20_draws():
+    """Another version of this library gets the same numbers from the same seed."""
+    piece = 2**20
+    drawn = Streams(5).at("noise", 3).normal(torch.tensor([7]), piece + 3, CPU, torch.float64)[0].numpy()
+    for first, part in ((0, drawn[:piece]), (piece, drawn[piece:])):
+        bits = np.random.Philox(key=[5, zlib.crc32(b"noise")], counter=[first << 32, 7, 3, 0])
+        assert np.array_equal(part, np.random.Generator(bits).standard_normal(len(part)))
 
 
 def test_normals_are_normal_and_uniforms_uniform():

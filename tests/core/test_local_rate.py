@@ -42,7 +42,9 @@ def valley(best, floor=0.0):
 @pytest.mark.parametrize("at", range(len(RATES)))
 def test_a_client_finds_its_own_best_rate_wherever_it_is_on_the_grid(at):
     after = valley([RATES[at] * 1.1, RATES[at] * 0.9], 0.5)
-    assert best_rates(torch.ones(2).double(), after).tolist() == [at + 1] * 2
+    for unit in (1.0, 4.0):
+        found = best_rates(torch.full((2,), unit).double(), lambda rates, unit=unit: unit * after(rates))
+        assert found.tolist() == [at + 1] * 2
 
 
 def test_a_client_stops_where_its_loss_rises_or_falls_by_more_than_half_and_says_nothing_where_nothing_moves():
@@ -101,19 +103,26 @@ def test_noise_of_a_tenth_of_the_clients_on_every_bin_leaves_the_rate_known_to_a
 def test_votes_that_are_all_noise_leave_the_usual_rate(votes):
     found = rate_from_votes(torch.full((len(RATES),), votes, dtype=torch.float64), 1000.0)
     assert found == pytest.approx(PRIOR_RATE, rel=0.03)
+    assert clip_from_votes(torch.full((len(RADII),), votes), 1000.0) == pytest.approx(1.0, rel=0.03)
 
 
 def test_the_rate_stays_on_the_grid_whatever_the_votes_are():
     for votes in (-1e9, 1e9, math.nan, math.inf, -math.inf):
         assert RATES[0] <= rate_from_votes(torch.full((len(RATES),), votes, dtype=torch.float64), CLEAN) <= RATES[-1]
+    votes = heap(len(RADII), 3)
+    assert clip_from_votes(votes * math.inf, CLEAN) == clip_from_votes(votes, CLEAN), "∞ counts as 1, NaN as 0"
     assert grid_value(RATES, 0.5) == pytest.approx(10**-3.75)
 
 
 def test_the_first_rate_moves_two_thirds_of_the_way_to_the_prior_and_at_most_one_bin():
-    assert first_rate(PRIOR_RATE) == pytest.approx(PRIOR_RATE)
-    assert first_rate(PRIOR_RATE / 2) == pytest.approx(PRIOR_RATE / 2 ** (1 / 3))
-    assert first_rate(2 * PRIOR_RATE) == pytest.approx(PRIOR_RATE * 2 ** (1 / 3))
-    assert [first_rate(rate) for rate in (RATES[0], RATES[-1])] == pytest.approx([RATES[1], RATES[-2]])
+    assert first_rate(PRIOR_RATE, 2.0) == pytest.approx(PRIOR_RATE)
+    assert first_rate(PRIOR_RATE / 2, 2.0) == pytest.approx(PRIOR_RATE / 2 ** (1 / 3))
+    assert first_rate(2 * PRIOR_RATE, 2.0) == pytest.approx(PRIOR_RATE * 2 ** (1 / 3))
+    assert [first_rate(rate, 2.0) for rate in (RATES[0], RATES[-1])] == pytest.approx([RATES[1], RATES[-2]])
+
+
+def test_with_little_noise_the_first_rate_moves_down_but_not_up():
+    assert [first_rate(rate, 0.9) for rate in (RATES[0], RATES[-1])] == pytest.approx([RATES[0], RATES[-2]])
 
 
 def test_the_rate_is_rescaled_twice_with_large_noise_once_more_and_never_after_the_last_round():

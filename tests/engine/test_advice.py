@@ -356,7 +356,7 @@ def test_a_rate_that_the_votes_can_not_choose_is_said_to_be_the_usual_one():
 @pytest.mark.parametrize(("voted", "word"), [(2e-4, "large"), (0.01, None), (2.0, None), (60.0, "small")])
 def test_a_rate_at_the_end_of_its_grid_says_to_scale_the_inputs(voted, word):
     ours = AdviceMonitor(voting(1000))
-    heard = ours.seen(record(1, local_rate=first_rate(voted)))
+    heard = ours.seen(record(1, local_rate=first_rate(voted, ours.plan.noise_share)))
     assert codes(heard) == ([] if word is None else ["rate-at-edge"])
     assert word is None or (f"too {word}" in heard[0].sentence and "scale them" in heard[0].sentence)
     # A rate that fell later was not voted for.

@@ -201,6 +201,30 @@ def test_a_checkpoint_is_its_owners_only_and_a_forged_one_whose_hashes_fit_is_re
         save_file(good, path, forged(path_content(tmp_path), good))
 
 
+WRONG = {
+    "round": (1, 2.0),
+    "chunk_size": (0, 1.0),
+    "radius": (0.0, 1),
+    "ledger": ({"count": 2}, *({"count": count, "hash": name} for count, name in ((-1, ""), (True, ""), (2, 1)))),
+    **dict.fromkeys(("settings", "cohort"), ([],)),
+    **dict.fromkeys(("run", "controls", "trainer", "stop_source", "version", "format"), (1,)),
+    "history": ({}, [1]),
+}
+
+
+def test_a_text_with_a_wrong_value_is_not_that_of_a_checkpoint_though_its_hashes_fit(tmp_path):
+    run(PLAIN, tmp_path, rounds=2)
+    path, tensors = tmp_path / CHECKPOINT, load_file(tmp_path / CHECKPOINT)
+    good = path_content(tmp_path) | {"round": 0, "history": [], "chunk_size": 1}
+    save_file(tensors, path, forged(good, tensors))
+    assert checkpoint.read_progress(tmp_path).chunk_size == 1
+    wrong = [{name: value} for name, values in WRONG.items() for value in values]
+    for changes in (*wrong, {"round": 1, "history": [1]}):
+        save_file(tensors, path, forged(good | changes, tensors))
+        with pytest.raises(dp.InputError, match=r"its text is not that of|has version 1|written by another program"):
+            checkpoint.read_progress(tmp_path)
+
+
 def test_a_tensor_that_is_not_in_the_list_of_outlets_is_not_written(tmp_path, monkeypatch):
     run(PLAIN, tmp_path, rounds=1)
     progress, kept = checkpoint.read_progress(tmp_path), (tmp_path / CHECKPOINT).read_bytes()

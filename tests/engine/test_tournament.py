@@ -14,7 +14,7 @@ from dpfedexp.accounting import Ledger, compose
 from dpfedexp.algorithms.probe import CANDIDATE, UPDATE, Extras
 from dpfedexp.core.sums import WITHIN_CLIP
 from dpfedexp.engine import verify
-from dpfedexp.engine.engine import Engine, Request
+from dpfedexp.engine.engine import LOCAL_RATE, Engine, Request
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.tournament import candidates_of, compared, phases_of
@@ -177,6 +177,13 @@ def test_fit_compares_multiples_of_the_voted_rate_under_one_promise():
     # A third vote on the scale is reserved, because candidates may differ in their noise; with small noise it is not asked.
     assert 49.7 < made.privacy.epsilon_total <= 50.0
     assert any("of 2 candidates" in fact for fact in made.privacy.choices)
+
+
+def test_a_candidate_with_a_multiple_of_the_voted_rate_begins_with_as_large_a_multiple_of_the_first_clip():
+    engine = engine_of(problem(), [dp.Candidate(), dp.Candidate(rate=4.0)], local=dp.Sgd(lr="auto", steps=3))
+    voted, other = engine.choose(engine.begin(), Ledger.in_memory(), save=lambda state: None).players.values()
+    assert other.radius == 4.0 * voted.radius
+    assert float(other.memory[LOCAL_RATE]) == 4.0 * float(voted.memory[LOCAL_RATE])
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -100,7 +100,9 @@ class Votes:
         draw, shares = torch.Generator().manual_seed(3), sums / engine.expected / MAX_SHARE
 
         def choice(shares: Tensor) -> float:
-            rate = first_rate(rate_from_votes(shares, deviation))
+            rate = first_rate(
+                rate_from_votes(shares, deviation), engine.mechanism.noise_share(len(start.w), engine.expected) or 0.0
+            )
             return math.log10(rate if purpose == RATE else clip_from_votes(shares, deviation))
 
         found = [choice(shares + deviation * torch.randn(len(shares), generator=draw)) for _ in range(DRAWS)]

@@ -99,6 +99,7 @@ def test_a_request_for_many_clients_is_charged_for_all_of_them_or_refused(tmp_pa
     node = {"dpfedexp-guard": str(guard_file(tmp_path))}
     reply = ask(mechanism, node, clients=tuple(range(14)), clients_per_node=14)
     assert f"the round costs epsilon {real:.4g} at delta 1e-05" in reply.error.reason
+    assert not (tmp_path / LEDGER[0]).exists(), "no ledger begins with a refusal"
     assert not ask(mechanism, node, clients=(3,), clients_per_node=14).has_error(), "one of them is within the limit"
 
 
@@ -361,6 +362,9 @@ def test_the_id_is_written_into_the_guard_file_once_or_taken_from_it(guard, tmp_
     guard_file(tmp_path, **WIDE)  # as a template of the operator's would write it again
     spend(guard, 1)
     assert guard.path.read_text() == text
+    assert (tmp_path / LEDGER[0]).stat().st_mode & 0o077 == 0
+    for name in ("7", "x" * 100):
+        assert guard_summary(made(tmp_path / "short", id=name))["id"] == name
     named = made(tmp_path / "named", id="ward 7")
     spend(named, 1)
     assert guard_summary(named)["id"] == "ward 7"
@@ -396,6 +400,12 @@ def test_of_many_messages_at_once_only_those_within_the_total_are_admitted(tmp_p
     answers = admitted_at_once([guard] * 12)
     assert answers.count("") == affordable == len(book(tmp_path))
     assert all("above its max_epsilon_total of 9" in answer for answer in answers if answer), answers
+
+
+def test_what_costs_exactly_the_limits_is_admitted(tmp_path):
+    exact = total([node_charge(LocalGaussian(0.3, 9.0), 1)], DELTA)
+    limits = {"max_epsilon_per_round": exact, "max_epsilon_total": exact, "max_clip": 0.3}
+    assert admitted_of(made(tmp_path, **limits), [request(), request(round=2)], "max_epsilon_total") == 1
 
 
 def test_a_scaled_charge_is_scaled_under_the_other_adjacency_too():
@@ -471,8 +481,14 @@ def test_a_guard_that_is_set_to_nothing_is_not_taken_for_none(config, environmen
         ({"delta": 0}, "delta"),
         ({"max_clip": 0.0}, "max_clip"),
         ({"max_epsilon_total": -1.0}, "max_epsilon_total"),
+        ({"max_clip": True}, "max_clip"),
         ({"mechanisms": ["privunits"]}, "privunits"),
-        *(({"overrides": wrong}, "overrides is .* a list of settings") for wrong in ("federation.folder", [1], True)),
+        ({"mechanisms": "privunit"}, "mechanisms must be a list"),
+        ({"apps": ["0" * 64, "1"]}, "apps must be a list of hashes"),
+        ({"answer_failures": 1}, "answer_failures is 1"),
+        ({"id": ""}, "id is ''"),
+        ({"id": "x" * 101}, "id is 'x"),
+        *(({"overrides": wrong}, "overrides is .* a list of") for wrong in ("federation.folder", ["a", 1], True)),
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused_by_its_name(changes, field, tmp_path):

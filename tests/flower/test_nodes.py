@@ -1,6 +1,7 @@
 """Who takes part: participants that no later node displaces, and everybody where adding one node must change only its own."""
 
 import logging
+import re
 
 import pytest
 import torch
@@ -83,6 +84,7 @@ def test_under_add_remove_every_connected_node_is_asked_and_neither_file_nor_log
     assert bound(tmp_path / "all") == []
     assert "valid" not in strategy.history[0]
     assert "2 of 6" not in str(failure.value) + caplog.text
+    assert "Waiting up to 0.01 s for nodes: too few are connected" in caplog.text
 
 
 FIRST = {10: 0, 11: 1, 12: 2}
@@ -90,20 +92,23 @@ LATER = {10: 0, 11: 1, 5: 3, 6: 4}
 
 
 @pytest.mark.parametrize(
-    ("connected", "arrivals", "asked"),
+    ("connected", "arrivals", "asked", "told"),
     [
-        (FIRST, {2: {1: 3, **FIRST}, 3: {1: 3, 2: 4, **FIRST}}, [[10, 11, 12]] * 3),
-        ({2: 1, 4: 3, 5: 4, 6: 5}, {2: {1: 0, 2: 1, 4: 3, 5: 4, 6: 5}}, [[2, 4, 5]] * 3),
-        (FIRST, {2: {10: 0, 11: 1, 5: 3}, 3: {10: 0, 12: 2, 5: 3}}, [[10, 11, 12], [10, 11], [10, 12]]),
-        ({10: 0, 11: 1}, {2: LATER, 3: {1: 2, **LATER}}, [[10, 11], [5, 10, 11], [5, 10, 11]]),
+        (FIRST, {2: {1: 3, **FIRST}, 3: {1: 3, 2: 4, **FIRST}}, [[10, 11, 12]] * 3, []),
+        ({2: 1, 4: 3, 5: 4, 6: 5}, {2: {1: 0, 2: 1, 4: 3, 5: 4, 6: 5}}, [[2, 4, 5]] * 3, ["connected"]),
+        (FIRST, {2: {10: 0, 11: 1, 5: 3}, 3: {10: 0, 12: 2, 5: 3}}, [[10, 11, 12], [10, 11], [10, 12]], []),
+        ({10: 0, 11: 1}, {2: LATER, 3: {1: 2, **LATER}}, [[10, 11], [5, 10, 11], [5, 10, 11]], ["joined"]),
     ],
     ids=["lower ids later", "more than clients", "absent stays a participant", "a missing participant joins once"],
 )
 @pytest.mark.parametrize("algorithm", [REPLACE, ldp_fedexp(clip=CLIP, noise_multiplier=1.0)], ids=["central", "local"])
-def test_the_first_round_binds_and_a_later_node_displaces_no_other(connected, arrivals, asked, algorithm, tmp_path):
+def test_the_first_round_binds_and_a_later_node_displaces_no_other(
+    connected, arrivals, asked, told, algorithm, tmp_path, caplog
+):
     grid = Nodes(connected, arrivals)
     start(tmp_path, grid, algorithm, rounds=3)
     assert grid.asked == asked
+    assert re.findall(r"1 nodes .*?(connected|joined)", caplog.text) == told
     assert bound(tmp_path) == sorted(asked[0]) + ([5] if len(asked[0]) == 2 else [])
 
 

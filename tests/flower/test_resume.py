@@ -24,7 +24,7 @@ from tests.engine.small import Crash
 from tests.optimizers import Adagrad
 from tests.sizes import sized
 
-from .loopback import Silence, deploy, dying_at, grid_of, problem
+from .loopback import Silence, deploy, dying_at, grid_of, problem, stop_after
 
 CDP = cdp_fedexp(clip="adaptive", noise_multiplier=1.0)
 LDP = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
@@ -156,3 +156,10 @@ def test_no_client_is_asked_for_a_local_report_when_the_anchor_cannot_be_moved(t
     assert len(book(place)) == 2
     run(place, LDP)
     assert len(book(place)) == 5
+
+
+def test_a_run_does_not_go_on_without_its_anchor(tmp_path, monkeypatch):
+    run(tmp_path / "run", watch=stop_after(2))
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "another machine"))
+    with pytest.raises(LedgerError, match="is missing, so an older copy of the folder would go unnoticed"):
+        run(tmp_path / "run")

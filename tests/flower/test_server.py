@@ -3,10 +3,13 @@
 import json
 import logging
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -18,7 +21,7 @@ from dpfedexp.algorithms.round import FixedSize, Poisson
 from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.cohort import choose
+from dpfedexp.flower.cohort import choose, exchange
 from dpfedexp.flower.messages import REPORT, REQUEST
 from dpfedexp.flower.monitor import read_status
 
@@ -145,6 +148,22 @@ def test_a_reply_replayed_from_an_earlier_round_is_refused(tmp_path):
 
     _, result = start(tmp_path, CDP, grid_where(2, replay), rounds=2)
     assert [result.train_metrics_clientapp[r]["valid"] for r in (1, 2)] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    "errors", [[httpx.ConnectError("")], [ValueError(), ConnectionError()], [ValueError(), ValueError()]]
+)
+def test_of_replies_that_can_not_be_read_together_one_is_left_out_and_a_lost_connection_ends_the_round(errors):
+    def pull(keys):
+        if "unreadable" in keys and errors:
+            raise errors.pop(0)
+        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=key)) for key in keys]
+
+    grid = SimpleNamespace(push_messages=list, pull_messages=pull)
+    lost, replies = not isinstance(errors[-1], ValueError), []
+    with pytest.raises(type(errors[-1])) if lost else nullcontext():
+        replies = exchange(grid, ["unreadable", None, "readable"], 5.0)
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ([] if lost else ["readable"])
 
 
 @pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])

@@ -302,13 +302,14 @@ INCOMING = {
 
 
 @pytest.mark.parametrize("kind", INCOMING)
-def test_a_refused_request_starts_no_app(kind, tmp_path, bundle):
+def test_a_refused_request_starts_no_app(kind, tmp_path, bundle, caplog):
     limits, request, reason = INCOMING[kind]
     node = Node(tmp_path, bundle, **limits)
     node.ask(**request)
     assert list(node.state.get_tasks()) == []
     node.push()
     assert reason in node.answer().error.reason
+    assert "this site refused a request: " in caplog.text
     assert node.charges == 0
 
 

@@ -280,7 +280,7 @@ def test_a_guess_of_anothers_update_is_not_confirmed(link):
 def test_anothers_message_is_neither_fetched_nor_deleted(link):
     link.pull(HOSTILE)
     theirs = link.asked[VICTIM].metadata.message_id
-    assert not link.object_of(HOSTILE, theirs).object_found
+    assert not link.object_of(HOSTILE, theirs).ListFields(), "neither found nor available"
     link.confirm(HOSTILE, theirs)
     assert len(link.pull(VICTIM)) == 1
     assert link.object_of(VICTIM, theirs).object_available

@@ -166,6 +166,16 @@ def test_a_client_of_the_list_that_calls_itself_a_helper_is_not_believed(tmp_pat
     assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
 
 
+def test_a_helper_that_starts_late_is_waited_for_until_the_deadline(tmp_path, monkeypatch, sleepless):
+    federation, early = Federation(tmp_path), iter([range(1, CLIENTS + 1)] * 2)
+    monkeypatch.setattr(federation.grid, "get_node_ids", lambda: next(early, range(1, CLIENTS + 2)))
+    strategy, _ = federation.run(FREE, rounds=1)
+    assert strategy.opened.description.engine.cohort.helper == CLIENTS + 1
+    monkeypatch.setattr(federation.grid, "get_node_ids", lambda: range(1, CLIENTS + 1))
+    with pytest.raises(RoundFailed, match=r"no connected node was a helper within 0\.01 seconds"):
+        federation.run(FREE, "without", node_timeout=0.01)
+
+
 def _changed_answer(kind):
     """What the helper's answer becomes on the way to the server."""
 

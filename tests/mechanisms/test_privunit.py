@@ -12,7 +12,7 @@ from dpfedexp.accounting import Sampling
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError
-from dpfedexp.mechanisms import PrivUnit
+from dpfedexp.mechanisms import PrivUnit, Report
 from dpfedexp.mechanisms.privunit import ScalarDP, best_split, direction, sample_direction, sample_height
 from tests.sizes import sized
 
@@ -46,6 +46,8 @@ def test_the_log_ratio_of_the_two_most_telling_reports_is_the_epsilon_of_a_repor
     seen = torch.cat([torch.cat([up, -up, up]), levels], dim=1).double().numpy()
     whole, direction_only = mechanism.event(Sampling()).epsilon, mechanism.direction.epsilon
     assert mechanism.log_ratio(seen, here, -here) == pytest.approx([whole, -whole, direction_only], rel=1e-12)
+    with pytest.raises(InputError, match="the report has no level"):
+        mechanism.collect(Report(up))
 
 
 @pytest.mark.parametrize(("d", "epsilon1"), [(2, 2.0), (3, 0.5), (237, 6.0), (5046, 2.0), (10**7, 0.5)])

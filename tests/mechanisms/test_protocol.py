@@ -20,7 +20,7 @@ from dpfedexp.mechanisms import aggregation
 from dpfedexp.mechanisms.aggregation import PrivateKey, RoundBinding, new_key, seal, set_digest, unmask_sum
 from dpfedexp.mechanisms.serialization import encode
 
-from .parties import CLIENTS, MECHANISM, charges, helper_file, public_key, round_of, rows, seeds, sent
+from .parties import CLIENTS, MECHANISM, D, charges, helper_file, public_key, round_of, rows, seeds, sent
 
 
 class Silence:
@@ -159,6 +159,7 @@ def test_each_limit_of_the_helpers_file_is_kept(tmp_path, limits, words):
     with pytest.raises(InputError, match=words):
         file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
     assert charges(file) == 0
+    assert file.ledger.exists() is ("total" in limits)
 
 
 def test_a_row_that_would_fill_the_helpers_memory_is_refused_before_it_is_charged(file):
@@ -168,6 +169,7 @@ def test_a_row_that_would_fill_the_helpers_memory_is_refused_before_it_is_charge
     with pytest.raises(InputError, match="above this helper's max_columns of 100000000"):
         file.helper().answer(round_, sealed)
     assert charges(file) == 0
+    replace(file, max_columns=MECHANISM.columns(D)).admit(round_of(), MECHANISM)
 
 
 def test_of_two_sets_that_are_asked_for_at_the_same_moment_one_is_answered(file):

@@ -1,6 +1,7 @@
 """Two aggregators: the same sums as one, bit for bit; noise of both; and what is refused before a run begins."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from dpfedexp.algorithms.algorithm import resolve_algorithm, with_aggregation
 from dpfedexp.core.clipping import MAX_NOISE_MOVE, AdaptiveClip, clip
 from dpfedexp.core.noise import Streams, expand, fresh_seed, hide, masked_sum
 from dpfedexp.core.sums import WITHIN_CLIP, VoteSpec
+from dpfedexp.mechanisms.aggregation import server_release
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
 from tests.engine.small import random_rows
@@ -92,6 +94,15 @@ def test_a_release_is_the_plain_sum_and_the_two_noises_bit_for_bit(name):
     if mechanism.numerator == "paper":
         assert release.statistic == float(sums.squares + mine.squares + theirs.squares) / CLIENTS
     assert not torch.equal(mine.vector, theirs.vector)
+
+
+@pytest.mark.parametrize("kind", [TwoPartyGaussian, OneSidedGaussian])
+def test_the_server_of_a_deployment_adds_noise_of_its_own_where_both_parties_do(kind):
+    mechanism, streams = bound("free", kind), partial(Streams(1).at, "noise", 1)
+    nothing = np.zeros(mechanism.columns(D), dtype=np.uint64)
+    found = server_release(mechanism, [nothing] * CLIENTS, nothing, CLIENTS, streams)
+    drawn = mechanism.noise_units(len(nothing), "server", streams(), streams())
+    assert torch.equal(found.c_bar, mechanism.decode(drawn * (kind is TwoPartyGaussian), CLIENTS, CLIENTS).c_bar)
 
 
 def test_each_side_has_noise_of_full_size_and_the_two_are_unrelated():

@@ -1,6 +1,7 @@
 """Module state that would carry one client's data past the noise is found by looking, and refused with a remedy that works."""
 
 from collections import deque
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -220,6 +221,18 @@ def test_a_loss_that_begins_to_remember_later_reaches_no_other_client(secure):
     train(nn.Linear(4, 2), clients(), PRIVATE, secure=True, loss=late, ledger=ledger, **options)
     assert calls[0] <= 100
     assert len(ledger) == 12
+
+
+def test_state_that_begins_in_training_is_refused_after_the_round():
+    calls = count()
+
+    def late(holds: Holds, x: Tensor) -> Tensor:
+        if next(calls) > 100:
+            holds.kept = float(x.detach().sum())
+        return x
+
+    with pytest.raises(InputError, match="keeps 'kept' from batch to batch"):
+        train(net(Holds(late)), clients(), PRIVATE, local=LOCAL, rounds=12, execution=Execution(trainer="loop"))
 
 
 def picky(holds: Holds, x: Tensor) -> Tensor:

@@ -208,8 +208,7 @@ class Ledger:
         """Write a line, and return its hash in a list; an empty list for a ledger in memory."""
         if self._writer is None:
             return []
-        self._writer.append({"seq": len(self._writer.hashes), **record})
-        return self._writer.hashes[-1:]
+        return [self._writer.append({"seq": len(self._writer.hashes), **record})]
 
     def charge(
         self,
@@ -395,8 +394,8 @@ class ChainWriter:
             raise
         return writer, chain
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Append a record; return after the record and the updated head file are on disk."""
+    def append(self, record: dict[str, Any]) -> str:
+        """Append a record; return its hash after the record and the updated head file are on disk."""
         previous = self.hashes[-1]
         line, last_hash = _hashed_line({**record, "previous": previous}, previous)
         view = memoryview(line)
@@ -405,6 +404,7 @@ class ChainWriter:
         os.fsync(self._fd)
         self.hashes.append(last_hash)
         self._write_head()
+        return last_hash
 
     def close(self) -> None:
         self._closed()

@@ -5,6 +5,7 @@ Each client has the same weight, however many rows it holds. A client without ro
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ from dpfedexp.core.sums import MAX_SHARE
 from dpfedexp.errors import InputError
 
 Kind = Literal["classes", "binary", "numbers", "loss"]
-WIDTH = 41
+_SCORES, _MAGNITUDES = 12, 1000
+WIDTH = 1 + _MAGNITUDES
 """The length of a client's vector, for all kinds of metrics."""
 NORMAL_95 = 1.959964
 AT_BOUND = "_at_bound"
 """Suffix of the history field that is 1 where a metric's interval reaches the metric's bound: the true value may be larger."""
 _COUNT = 0.2
 """The share of the squared norm that encodes the count of clients; the metrics share the rest."""
-_SCORES, _MAGNITUDES = 12, 40
 _SHARES: dict[Kind, dict[str, float]] = {
     "classes": {"loss": 0.4, "accuracy": 0.4},
     "binary": {"loss": 0.2, "accuracy": 0.2, "auc": 0.4},
@@ -34,7 +35,9 @@ _SHARES: dict[Kind, dict[str, float]] = {
     "loss": {"loss": 0.8},
 }
 _SMALLEST, _DECADES = -4.0, 10.0
-"""Errors and losses are sorted into bins on a logarithmic scale, from 10⁻⁴ to 10⁶."""
+"""Errors and losses are sorted into bins on a logarithmic scale, from 10⁻⁴ to 10⁶: a bin is 2.3% wide."""
+_ROUNDING = 1e-6
+"""The error of a cumulative share in float32."""
 _LEVELS = {"median": 0.5, "p90": 0.9}
 _LARGEST_SCORE, _NEAR = 8.0, 0.25
 """Scores are sorted into bins on the scale asinh(score/¼), which is finer near 0, up to ±8."""
@@ -89,7 +92,7 @@ class ClientMetrics:
         return 2.0 * math.log(self.classes)
 
     def vectors(self, loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
-        """One vector per example, [b, WIDTH]; a client sends the mean of its examples' vectors."""
+        """One vector per example, [b, WIDTH]; a client sends the mean of its examples' vectors, `encode`d."""
         losses = torch.nan_to_num(loss(outputs, targets).float(), nan=torch.inf)
         outputs, traits, shares = read(loss, outputs), loss_traits(loss), _SHARES[self.kind]
         columns = [torch.full_like(losses, MAX_SHARE * math.sqrt(_COUNT))[:, None]]
@@ -117,6 +120,18 @@ class ClientMetrics:
             # A row whose labels are all ignored abstains.
             found = found * (targets != traits.ignored).reshape(len(targets), -1).any(1)[:, None]
         return torch.nn.functional.pad(found, (0, WIDTH - found.shape[1]))
+
+    def encode(self, means: Tensor) -> Tensor:
+        """What clients send, [n, WIDTH], from the means of their examples' vectors.
+
+        A histogram is sent as its half sums. The half sums of noisy half sums are its cumulative shares, with noise that grows with
+        the logarithm of the number of bins, where sums over noisy bins have noise that grows with its root (Fichtenberger,
+        Henzinger and Upadhyay 2023). A client's norm is at most that of a histogram with one bin.
+        """
+        if self.kind not in ("numbers", "loss"):
+            return means
+        half = _half_sums().to(means)
+        return torch.cat([means[:, :1], means[:, 1:] @ half.T / half[:, 0].norm()], dim=1)
 
     def _right(self, loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
         """The share of each example's labels that the model predicts correctly, [b]."""
@@ -166,11 +181,10 @@ class ClientMetrics:
             found |= _auc(positive / answered, negative / answered, deviation / unit / answered, spread)
         if self.kind in ("numbers", "loss"):
             ((name, share),) = _SHARES[self.kind].items()
-            unit = MAX_SHARE * math.sqrt(share)
-            bins = values[1 : 1 + _MAGNITUDES] / unit / answered
+            unit = MAX_SHARE * math.sqrt(share) / float(_half_sums()[:, 0].norm())
             noises = (deviation / unit / answered, noise / answered, spread)
             for label, level in _LEVELS.items():
-                found |= _quantile(f"{name}_{label}", bins, level, *noises)
+                found |= _quantile(f"{name}_{label}", values[1:] / unit / answered, level, *noises)
         return found
 
     def half_width(self, deviation: float) -> float:
@@ -181,11 +195,19 @@ class ClientMetrics:
 
 def _in_bins(place: Tensor, bins: int, counted: Tensor | None = None) -> Tensor:
     """The share of an example's values in each bin, [b, bins]; values beyond the ends fall into the end bins."""
-    at = place.reshape(len(place), -1)[..., None].floor().clamp(0, bins - 1)
-    inside = (at == torch.arange(bins, device=place.device)).float()
-    if counted is not None:
-        inside = inside * counted.reshape(len(place), -1)[..., None].float()
-    return inside.mean(1)
+    at = place.reshape(len(place), -1).floor().clamp(0, bins - 1)
+    ones = torch.ones_like(at) if counted is None else counted.reshape(len(place), -1).to(at)
+    return at.new_zeros(len(at), bins).scatter_add(1, at.long(), ones) / at.shape[1]
+
+
+@functools.cache
+def _half_sums() -> Tensor:
+    """The square root of the matrix of cumulative sums over the bins, lower triangular with equal diagonals."""
+    index = torch.arange(_MAGNITUDES)
+    steps = 1.0 - 0.5 / index.double().clamp_min(0.5)
+    column = torch.where(index > 0, steps, 1.0).cumprod(0)
+    back = index[:, None] - index
+    return torch.where(back >= 0, column[back.clamp_min(0)], 0.0)
 
 
 def _interval(name: str, share: float, deviation: float, high: float = 1.0) -> dict[str, float]:
@@ -214,34 +236,41 @@ def _auc(positive: Tensor, negative: Tensor, deviation: float, spread: float) ->
     return _interval("auc", value, math.sqrt(variance))
 
 
-def _quantile(name: str, bins: Tensor, level: float, deviation: float, noise: float, spread: float) -> dict[str, float]:
-    """A quantile and its interval from the shares of the bins, linear on the logarithmic scale within a bin; {} in the last bin.
+def _quantile(name: str, sums: Tensor, level: float, deviation: float, noise: float, spread: float) -> dict[str, float]:
+    """A quantile and its interval from noisy half sums; {} where the cumulative share reaches the level in the last bin only.
 
-    The interval spans the places whose cumulative share may equal the level, and is widened by the width of the bin.
+    Noisy shares that decrease are averaged (isotonic regression). The interval has all bins in which the quantile may be, whole, so
+    it covers at least 95% for any errors, and more where bins are wide for the noise, as for errors that are all equal.
     """
-    fine = 64
-    within = torch.arange(fine, dtype=torch.float64) / fine
-    before = bins.cumsum(0) - bins
-    curve = torch.cat([(before[:, None] + bins[:, None] * within).flatten(), bins.sum()[None]])
-    # The number of noisy bins in the cumulative share: all bins below the place, and a part of its own bin.
-    index = torch.arange(len(bins), dtype=torch.float64)
-    parts = torch.cat([(index[:, None] + within.square()).flatten(), torch.tensor([float(len(bins))]).double()])
-    width = NORMAL_95 * (parts * deviation**2 + (level * noise) ** 2 + spread * level * (1.0 - level)).sqrt()
-    possible = torch.nonzero((curve - level).abs() <= width).flatten()
-    reached = torch.nonzero(curve.cummax(0).values >= level).flatten()
-    middle = int(reached[0]) if len(reached) else len(curve) - 1
-    if middle >= len(curve) - 1 - fine:
+    root = _half_sums()
+    blocks: list[tuple[float, int]] = []
+    for share in (root @ sums).tolist():
+        count = 1
+        while blocks and blocks[-1][0] >= share:
+            other, more = blocks.pop()
+            share, count = (share * count + other * more) / (count + more), count + more
+        blocks.append((share, count))
+
+    def width(weights: Tensor) -> float:
+        variance = float(weights @ weights) * deviation**2 + (level * noise) ** 2 + spread * level * (1.0 - level)
+        return NORMAL_95 * math.sqrt(variance) + _ROUNDING
+
+    lows, places, first, high, widest = [], [], 0, 0, width(root[-1])
+    for share, count in blocks:
+        near = abs(share - level) <= widest
+        wide = width(root[first : first + count].mean(0)) if near else 0.0
+        lows += [first] * (share + wide >= level)
+        places += [first] * (share + _ROUNDING >= level)
+        first += count
+        high = first if share - wide < level else high
+    if not places or places[0] == _MAGNITUDES - 1:
         return {}  # the last bin has no upper end
-    ends = (int(possible[0]), int(possible[-1])) if len(possible) else (middle, middle)
-    # Without noise the quantile may still be anywhere in its bin, so the interval is at least the bin.
-    below = math.hypot(max(middle - ends[0], 0), (middle - 1) % fine + 1)
-    above = math.hypot(max(ends[1] - middle, 0), fine - middle % fine)
 
     def value(at: float) -> float:
-        return math.pow(10.0, _SMALLEST + at / fine * (_DECADES / _MAGNITUDES))
+        return math.pow(10.0, _SMALLEST + at * (_DECADES / _MAGNITUDES))
 
     return {
-        f"clients_{name}": value(middle),
-        f"clients_{name}_low": value(middle - below) if middle > below else 0.0,
-        f"clients_{name}_high": value(min(middle + above, len(curve) - 1)),
+        f"clients_{name}": value(places[0] + 0.5),
+        f"clients_{name}_low": value(lows[0]) if lows[0] else 0.0,
+        f"clients_{name}_high": value(min(high + 1, _MAGNITUDES)),
     }

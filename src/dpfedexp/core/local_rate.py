@@ -95,10 +95,14 @@ def rate_from_votes(shares: Tensor, deviation: float) -> float:
     return grid_value(RATES, _posterior_mean(len(RATES), shares, deviation, 2.0 * math.log10(PRIOR_RATE / RATES[0])))
 
 
-def first_rate(voted: float) -> float:
-    """The rate of the first rounds: the rate of the votes, moved toward `PRIOR_RATE` by at most one bin of the grid."""
+def first_rate(voted: float, noise_share: float) -> float:
+    """The rate of the first rounds: the rate of the votes, moved toward `PRIOR_RATE` by at most one bin of the grid.
+
+    It moves up with large noise only (n of `scale_rounds`): with little noise, later votes find a larger rate by themselves.
+    """
     bins = 2.0 * PRIOR_WEIGHT * math.log10(PRIOR_RATE / voted)
-    return voted * math.pow(10.0, min(max(bins, -MAX_CORRECTION), MAX_CORRECTION) / 2.0)
+    most = MAX_CORRECTION if noise_share > LARGE_NOISE else 0.0
+    return voted * math.pow(10.0, min(max(bins, -MAX_CORRECTION), most) / 2.0)
 
 
 def scale_rounds(rounds: int, noise_share: float = math.inf) -> tuple[int, ...]:

@@ -323,7 +323,8 @@ class AdviceMonitor:
         if len(self._records) > 1 or not _votes_on_rate(self.plan) or not first.get("local_rate"):
             return None
         rate = first["local_rate"]
-        if first_rate(RATES[0] * EDGE) < rate < first_rate(RATES[-1] / EDGE):
+        noise = self.plan.noise_share or 0.0
+        if first_rate(RATES[0] * EDGE, noise) < rate < first_rate(RATES[-1] / EDGE, noise):
             return None
         inputs = "large" if rate < 1.0 else "small"
         return _warning(

@@ -353,8 +353,7 @@ class Engine:
         request = Request(EVALUATION, state.round, reported, evaluation.mechanism)
         release, _ = self.ask(request, ledger, budget)
         deviation = math.sqrt(evaluation.mechanism.noise_variance(self.expected, self.expected) or 0.0)
-        sampled = self.sampling.kind != "full"
-        spread = (1.0 - self.sampling.rate) / self.expected if sampled else 0.0
+        spread = (1.0 - self.sampling.rate) / self.expected
         return evaluation.metrics.read(release.c_bar, deviation, spread)
 
     def ask(self, request: Request, ledger: Ledger, budget: Budget | None = None) -> tuple[Release, Answer]:
@@ -450,7 +449,7 @@ class Engine:
             return self._scaled(state, local_rate.rescaled(*found))
         memory = {**state.memory, PENDING: state.memory[PENDING] - 1}
         if purpose == RATE:
-            rate = local_rate.first_rate(local_rate.rate_from_votes(*found))
+            rate = local_rate.first_rate(local_rate.rate_from_votes(*found), self._noise_share(state))
             memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], rate)
         return replace(
             state, memory=memory, radius=local_rate.clip_from_votes(*found) if purpose == CLIP else state.radius

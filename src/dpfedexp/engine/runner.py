@@ -155,7 +155,7 @@ def run_to_end(
             why = str(error) if own else "it was interrupted." if interrupted else "see the log of the run."
             end = RunEnd(None if open_run.state.round == rounds else why, "hand" if interrupted else "")
             with suppress(InputError, LedgerError, OSError):
-                write_status("failed", end.reason or why)
+                write_status("failed", why)
                 finish(end, "failed", why)
             if not interrupted:
                 if files is not None:

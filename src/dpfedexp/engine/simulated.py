@@ -105,7 +105,7 @@ class Simulation(Cohort):
         draws = self.streams.at("groups", request.round).uniform(torch.arange(self.present), 1).flatten()
         if request.mechanism.counts_are_public(self.participation.sampling(self.present)):
             draws = draws.argsort().argsort().double() / self.present
-        return (draws * groups).long().clamp(max=groups - 1)
+        return (draws * groups).long()
 
     def collect(self, request: Request, cohort: Tensor) -> Answer:
         """Compute the reports of these clients and add them up."""

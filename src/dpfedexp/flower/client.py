@@ -449,7 +449,7 @@ def _engine_request(
             if anchor is None:
                 raise InputError("the server asks for a vote on the rate's scale, and sends no anchor.")
             memory[ANCHOR] = to_flat(anchor, layout, torch.float32)
-    state = State(max(0, request.round - 1), w, (w,), request.mechanism.clip, {}, pull, controls, memory)
+    state = State(request.round, w, (w,), request.mechanism.clip, {}, pull, controls, memory)
     return Request(request.purpose, request.round, state, request.mechanism, shake=request.shake)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -479,7 +478,7 @@ def read_masked(reply: Message, request: NodeRequest, columns: int) -> MaskedRow
     seed = fields.get("seed")
     if not isinstance(seed, bytes) or len(seed) != SEALED_BYTES:
         raise InputError("its seed is not sealed as it must be")
-    return MaskedRow(wire.strict_array(sent, "uint64", (columns,)).astype(np.uint64, copy=False), seed)
+    return MaskedRow(wire.strict_array(sent, "uint64", (columns,)), seed)
 
 
 def read_answer(reply: Message, round_: RoundBinding, digest: str) -> Words:
@@ -490,7 +489,7 @@ def read_answer(reply: Message, round_: RoundBinding, digest: str) -> Words:
             raise InputError("it holds no sum")
         same = fields.get("nonce") == round_.nonce and fields.get("digest") == digest
         require(same, "it is for another round or another set of clients")
-        return wire.strict_array(arrays["vector"], "uint64", (round_.columns,)).astype(np.uint64, copy=False)
+        return wire.strict_array(arrays["vector"], "uint64", (round_.columns,))
     except InputError as reason:
         raise RoundFailed(
             f"round {round_.number} failed: the helper's answer can't be used: {reason}. It was charged."

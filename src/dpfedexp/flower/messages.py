@@ -119,7 +119,7 @@ def strict_array(array: Array, dtype: str, shape: tuple[int, ...], *, finite: bo
 
 
 def _header(raw: bytes) -> object:
-    require(len(raw) >= 2 and int.from_bytes(raw[:2], "little") == len(raw) - 2, "its header is wrong")
+    require(int.from_bytes(raw[:2], "little") == len(raw) - 2, "its header is wrong")
     try:
         return literal_eval(raw[2:].decode("latin1").strip())
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

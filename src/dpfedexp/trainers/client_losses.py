@@ -18,7 +18,7 @@ from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Clients, Task, Trainer, batches, rows_of_one
 
 PIECE = 64
-"""How many rows of a client are measured at once."""
+"""How many rows of a client, and how many clients, are measured at once."""
 MOST_ROWS = 512
 """The most rows of a client for its mean loss; a client with more rows uses a sample."""
 
@@ -113,6 +113,8 @@ class ClientScores(ClientLosses):
 
     def of_clients(self, w: Tensor, clients: Tensor, round: int) -> Tensor:
         """The metric vectors [n, WIDTH] of clients [n] at w [d]."""
+        if self.unit is None and len(clients) > PIECE:
+            return torch.cat([self.of_clients(w, part, round) for part in clients.split(PIECE)])
         sizes = self.task.clients.sizes[clients]
         found = torch.zeros(len(clients), WIDTH, device=w.device)
         holders = torch.nonzero(sizes > 0).flatten()
@@ -128,5 +130,6 @@ class ClientScores(ClientLosses):
             at = slice(first, first + PIECE)
             piece = Schedule(plan.positions[:, :, at], plan.weights[:, :, at], plan.steps, plan.most)
             rows = rows + self(w, still, who, piece, round)
-        found[holders.to(w.device)] = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
+        rows = self.metrics.encode(torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows)))
+        found[holders.to(w.device)] = rows
         return found
