@@ -16,14 +16,8 @@ from dpfedexp.cli import app
 EXAMPLES = Path(__file__).parents[1] / "examples" / "deploy"
 SYSTEMD = sorted((EXAMPLES / "systemd").glob("*.service"))
 FLOWERS = {"--superlink", "--root-certificates", "--auth-supernode-private-key", "--isolation", "--host", "--port"}
-FLOWERS |= {
-    "--runtime-api-address",
-    "--superexec-auth-secret-file",
-    "--ssl-ca-certfile",
-    "--ssl-certfile",
-    "--ssl-keyfile",
-    "--node-config",
-}
+FLOWERS |= {"--runtime-api-address", "--superexec-auth-secret-file", "--node-config"}
+FLOWERS |= {"--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile"}
 
 
 def composed(name: str) -> dict:
@@ -36,9 +30,8 @@ def kubernetes(name: str) -> list[dict]:
 
 def exec_start(path: Path) -> list[str]:
     text = path.read_text().replace("\\\n", " ")
-    return shlex.split(
-        next(line for line in text.splitlines() if line.startswith("ExecStart=")).removeprefix("ExecStart=")
-    )
+    (line,) = (line for line in text.splitlines() if line.startswith("ExecStart="))
+    return shlex.split(line.removeprefix("ExecStart="))
 
 
 def commands() -> dict[str, list[str]]:
@@ -179,9 +172,7 @@ def test_the_app_has_another_user_than_the_site_and_no_network_but_the_nodes():
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_systemd_understands_the_units(tmp_path):
     for path in SYSTEMD:
-        text = (
-            path.read_text().replace("/opt/dpfedexp/bin/dpfedexp", "/bin/true").replace("/usr/sbin/nginx", "/bin/true")
-        )
+        text = re.sub("/opt/dpfedexp/bin/dpfedexp|/usr/sbin/nginx", "/bin/true", path.read_text())
         (tmp_path / path.name).write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *sorted(tmp_path.glob("*.service"))],

@@ -8,14 +8,8 @@ import pytest
 from dpfedexp import InputError, cdp_fedexp
 from dpfedexp.errors import checked
 
-PACKAGES = (
-    "dpfedexp",
-    "dpfedexp.accounting",
-    "dpfedexp.audit",
-    "dpfedexp.data",
-    "dpfedexp.flower",
-    "dpfedexp.mechanisms",
-)
+ROOMS = ("accounting", "audit", "data", "flower", "mechanisms")
+PACKAGES = ("dpfedexp", *(f"dpfedexp.{room}" for room in ROOMS))
 
 
 def public_callables():

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -34,13 +35,8 @@ def test_an_error_leaves_the_old_file_and_no_temporary_one(moment, tmp_path, mon
     path = tmp_path / "file"
     files.replace_text(path, "old")
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    if moment == "write":
-        monkeypatch.setattr(Path, "write_bytes", full)
-    else:
-        monkeypatch.setattr(os, moment, full)
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr(*(Path, "write_bytes") if moment == "write" else (os, moment), full)
     with pytest.raises(OSError, match="No space left"):
         files.replace_text(path, "new")
     monkeypatch.undo()

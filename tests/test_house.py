@@ -67,20 +67,14 @@ def test_every_room_has_a_place():
 
 
 def test_every_import_points_down():
-    up = [
-        f"{name} -> {used}"
-        for name, many in imports().items()
-        if name not in ("", "__main__")
-        for used in many
-        if layer(used) > layer(name)
-    ]
-    assert up == []
+    for name, many in imports().items():
+        up = [] if name in ("", "__main__") else [used for used in many if layer(used) > layer(name)]
+        assert up == [], name
 
 
 def test_rooms_of_one_layer_do_not_need_each_other_both_ways():
-    rooms = {
-        (name.partition(".")[0], used.partition(".")[0]) for name, many in imports().items() for used in many if name
-    }
+    pairs = [(name, used) for name, many in imports().items() for used in many if name]
+    rooms = {(name.partition(".")[0], used.partition(".")[0]) for name, used in pairs}
     assert [(a, b) for a, b in rooms if a < b and (b, a) in rooms] == []
 
 
@@ -103,10 +97,5 @@ def test_there_is_no_circle():
 
 def test_no_assertion_guards_the_library():
     """`python -O` takes assertions away, so nothing may rest on one."""
-    found = [
-        f"{name}:{node.lineno}"
-        for name, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assert)
-    ]
-    assert found == []
+    for name, tree in trees().items():
+        assert [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)] == [], name

@@ -98,13 +98,8 @@ def test_outputs_become_parts_of_the_page(hook, tmp_path, monkeypatch):
     monkeypatch.setattr(hook, "EXECUTED", tmp_path / "executed")
     shown = "from IPython.display import HTML, Markdown, Image\n"
     picture = "display(Image(data=bytes.fromhex('89504e470d0a1a0a'), format='png'))"
-    path = written(
-        tmp_path / "01-good.ipynb",
-        "print('<a>\\n\\nb')",
-        shown + "HTML('<p>one</p>\\n\\n<p>two</p>')",
-        "Markdown('**bold**')",
-        picture,
-    )
+    cells = ("print('<a>\\n\\nb')", shown + "HTML('<p>one</p>\\n\\n<p>two</p>')", "Markdown('**bold**')", picture)
+    path = written(tmp_path / "01-good.ipynb", *cells)
     assert hook.execute(path).failure == ""
     page, pictures = hook.rendered(hook.nbformat.read(tmp_path / "executed" / path.name, as_version=4), path.stem)
     assert '<pre class="notebook-output">&lt;a&gt;&#10;&#10;b</pre>' in page

@@ -25,13 +25,8 @@ def build(tree: Path, kind: str, folder: Path) -> Path:
     """The wheel or the source distribution of a tree, by setuptools as every front end calls it."""
     code = f"from setuptools.build_meta import build_{kind} as build; import sys; print(build(sys.argv[1]))"
     folder.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": ""},
-    )
+    words, known = [sys.executable, "-c", code, str(folder)], os.environ | {"PYTHONPATH": ""}
+    done = subprocess.run(words, cwd=tree, capture_output=True, text=True, env=known)
     assert done.returncode == 0, done.stderr
     return folder / done.stdout.splitlines()[-1]
 
@@ -103,9 +98,8 @@ def table() -> str:
     fixed = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if "==" in line}
     rows = ["| | accepted | tests run with | needed for |", "|---|---|---|---|"]
     rows.append(f"| Python | {PROJECT['project']['requires-python']} | 3.11 | everything |")
-    extras = {
-        name: lines for name, lines in PROJECT["project"]["optional-dependencies"].items() if name not in NOT_TO_RUN
-    }
+    every = PROJECT["project"]["optional-dependencies"]
+    extras = {name: lines for name, lines in every.items() if name not in NOT_TO_RUN}
     for purpose, needed in {"everything": PROJECT["project"]["dependencies"], **extras}.items():
         for one in map(Requirement, needed):
             accepted = ", ".join(sorted(map(str, one.specifier), reverse=True))

@@ -3,9 +3,7 @@
 from dpfedexp.accounting import GaussianEvent, Query, Sampling
 
 
-def central(
-    z: float, *, rate: float = 1.0, kind: str = "poisson", adjacency: str = "replace-one", clip: float = 1.0
-) -> GaussianEvent:
+def central(z: float, *, rate=1.0, kind="poisson", adjacency="replace-one", clip=1.0) -> GaussianEvent:
     """DP-FedAvg's round: noise of standard deviation zC on the sum."""
     both = 2.0 if adjacency == "replace-one" else 1.0
     sampling = Sampling() if rate == 1.0 else Sampling(kind, rate)  # type: ignore[arg-type]

@@ -15,12 +15,7 @@ from dpfedexp.errors import InputError
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
-@given(
-    log_z=st.floats(-1, 2),
-    log_delta=st.floats(-10, -2),
-    rounds=st.integers(1, 5000),
-    make=st.sampled_from([central, local]),
-)
+@given(st.floats(-1, 2), st.floats(-10, -2), st.integers(1, 5000), st.sampled_from([central, local]))
 def test_calibrate_of_epsilon_is_the_noise(log_z, log_delta, rounds, make):
     z, delta = 10.0**log_z, 10.0**log_delta
     target = compose([(make(z), rounds)], delta).epsilon

@@ -67,9 +67,7 @@ def test_votes_beside_an_update_cost_what_they_cost_one_by_one(adjacency, rounds
 
 def test_a_replacement_moves_a_sum_by_its_diameter_or_by_twice_the_bound_where_that_is_not_known():
     charged = [*central_gaussian(5.0, votes=VOTES).queries, *local_gaussian(0.7).queries]
-    assert (
-        [query.diameter for query in charged] == [query.sensitivity for query in charged] == [2.0, 1.0, 1.0, 1.0, 2.0]
-    )
+    assert [one.diameter for one in charged] == [one.sensitivity for one in charged] == [2.0, 1.0, 1.0, 1.0, 2.0]
     for bound in (0.5, 3.0):
         left_out = Query("update", bound, bound, 1.0)
         assert left_out.under("replace-one", "add-remove").sensitivity == 2.0 * bound
@@ -149,11 +147,8 @@ def test_replacing_is_leaving_out_and_taking_in():
 
 @pytest.mark.parametrize(
     "change",
-    [
-        *({"epsilon": value} for value in (True, -1.0, math.nan, "1")),
-        *({"setting": value} for value in ("none", ["central"])),
-        {"adjacency": "other"},
-    ],
+    [{"epsilon": one} for one in (True, -1.0, math.nan, "1")]
+    + [{"setting": "none"}, {"setting": ["central"]}, {"adjacency": "x"}],
 )
 def test_an_event_that_is_none_is_a_sentence(change):
     with pytest.raises(InputError):

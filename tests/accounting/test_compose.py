@@ -81,9 +81,7 @@ def test_a_sum_of_reports_is_exact_at_delta_0_where_each_of_them_is():
         assert (total.epsilon, total.exact) == (pytest.approx(9.0, rel=1e-12), exact)
 
 
-@pytest.mark.parametrize(
-    ("other", "field"), [(central(5.0, adjacency="add-remove"), "adjacency"), (local(5.0), "setting")]
-)
+@pytest.mark.parametrize(("other", "field"), [(central(5, adjacency="add-remove"), "adjacency"), (local(5), "setting")])
 def test_adjacencies_and_settings_are_never_mixed(other, field):
     with pytest.raises(InputError, match=f"the charges have {field}"):
         compose([(central(5.0), 1), (other, 1)], 1e-5)

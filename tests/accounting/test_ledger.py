@@ -2,13 +2,8 @@
 
 import json
 import os
-import random
 import re
-import signal
-import subprocess
-import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -281,64 +276,6 @@ def test_hostile_files_are_refused_in_bounded_memory(path, content):
         Ledger.open(path)
 
 
-CHILD = """
-import os, sys
-from dpfedexp.accounting import Ledger, GaussianEvent, Query
-path, released = sys.argv[1:]
-event = GaussianEvent("central", "replace-one", (Query("update", 1.0, 2.0, 5.0),))
-ledger = Ledger.open(path) if os.path.exists(path) else Ledger.create(path)
-out = os.open(released, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-os.write(1, b"%d\\n" % os.getpid())  # one write, so that nothing comes between
-t = len(ledger)
-while True:
-    ledger.charge(t, event)
-    os.write(out, b"%d\\n" % t)
-    t += 1
-"""
-
-
-def test_killed_at_random_moments_every_released_round_is_charged(tmp_path):
-    """Each child resumes the ledger of the one before, charges and releases in a tight loop, and is killed."""
-    moments = random.Random(0)
-    released = tmp_path / "released"
-    path = tmp_path / "ledger.jsonl"
-    runner = tmp_path / "child.py"
-    runner.write_text(FORKER + CHILD)
-    command = [sys.executable, str(runner), str(path), str(released)]
-    children = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    for _ in range(20):
-        children.stdin.write("start\n")
-        children.stdin.flush()
-        pid = int(children.stdout.readline())
-        time.sleep(moments.uniform(0.0, 0.03))
-        os.kill(pid, signal.SIGKILL)
-        assert children.stdout.readline() == "dead\n"
-        charged = {entry.round for entry in Ledger.open(path, read_only=True).entries}
-        shown = {int(line) for line in released.read_text().split()} if released.exists() else set()
-        assert shown <= charged
-        assert len(charged) <= len(shown) + 21
-    children.stdin.close()
-    children.wait(timeout=10)
-    # Enough rounds were released for the check to mean something; how many depends on the disk.
-    assert len(shown) >= 5
-
-
-FORKER = """
-import os, sys
-import dpfedexp.accounting
-def fork():
-    # The parent imports once; each child is a fresh process that can be killed without paying for the import again.
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            return
-        os.waitpid(pid, 0)
-        os.write(1, b"dead\\n")
-    sys.exit()
-fork()
-"""
-
-
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("behind", [0, 1, 2, 3])
 def test_a_head_may_be_one_record_behind_and_no_more(behind, read_only, path):
@@ -388,20 +325,6 @@ def test_a_line_may_be_as_long_as_the_limit_and_not_a_byte_longer(path):
         else:
             with pytest.raises(LedgerError, match="line 1: longer"):
                 chain.read_chain(path)
-
-
-def test_a_file_system_without_hard_links_still_refuses_to_replace_a_ledger(path, monkeypatch):
-    def no_links(source, target):
-        raise PermissionError("no hard links here")
-
-    monkeypatch.setattr(chain.os, "link", no_links)
-    heads(path, 2)
-    kept = path.read_bytes()
-    with pytest.raises(LedgerError, match="already exists"):
-        Ledger.create(path)
-    assert path.read_bytes() == kept
-    with Ledger.open(path) as ledger:
-        assert len(ledger) == 2
 
 
 @pytest.fixture
@@ -459,10 +382,7 @@ def test_a_torn_line_is_cut_off_and_the_cut_synced_before_anything_follows(path,
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        *(
-            ({"format": FORMAT, "version": v}, re.escape(f"version {v!r}; this library reads version 2."))
-            for v in (3, 1, "2", None)
-        ),
+        *(({"format": FORMAT, "version": v}, re.escape(f"version {v!r}; this")) for v in (3, 1, "2", None)),
         ({"format": "other", "version": VERSION}, FORMAT),
     ],
 )
@@ -473,7 +393,7 @@ def test_a_ledger_of_another_version_or_format_is_refused_however_it_is_opened(h
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("p", "much"), ("cap", None), ("epsilon2", (1,)), ("k", None), ("nominal", "much")]
+    ("field", "value"), [("p", "x"), ("cap", None), ("epsilon2", (1,)), ("k", None), ("nominal", "x")]
 )
 def test_a_number_of_a_charge_that_is_none_is_found_when_the_ledger_is_opened(field, value, path):
     with Ledger.create(path) as ledger:

@@ -208,6 +208,5 @@ def test_renyi_of_poisson_rounds_is_that_of_dp_accounting_at_their_noise(z):
 def test_renyi_of_rounds_that_nothing_amplifies_is_that_of_the_gaussian(item):
     """α·μ²/2, with μ the shift of the client that a fixed-size cohort pushes out counted in."""
     mu = 2.0 / item.queries[0].noise
-    assert pld._rdp_one_round(pld.GaussianRound.of(item)) == pytest.approx(
-        np.array(pld._ORDERS) * mu**2 / 2.0, rel=1e-6
-    )
+    expected = np.array(pld._ORDERS) * mu**2 / 2.0
+    assert pld._rdp_one_round(pld.GaussianRound.of(item)) == pytest.approx(expected, rel=1e-6)

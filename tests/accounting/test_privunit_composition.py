@@ -27,13 +27,9 @@ def atoms(event: PrivUnitEvent) -> list[tuple[float, float]]:
     """(loss, probability) of one report, written out from the definition of the mechanism."""
     direction = event.direction_epsilon
     away = (1 - event.p) * event.cap / (1 - event.cap)
-    total = math.exp(event.epsilon2) + event.k
+    e2, total = event.epsilon2, math.exp(event.epsilon2) + event.k
     first = [(direction, event.p), (-direction, away), (0.0, 1 - event.p - away)]
-    second = [
-        (event.epsilon2, math.exp(event.epsilon2) / total),
-        (-event.epsilon2, 1 / total),
-        (0.0, (event.k - 1) / total),
-    ]
+    second = [(e2, math.exp(e2) / total), (-e2, 1 / total), (0.0, (event.k - 1) / total)]
     return [(a + b, p * q) for (a, p), (b, q) in itertools.product(first, second)]
 
 
@@ -87,9 +83,8 @@ def test_agrees_with_dp_accounting_on_randomized_response():
     """Two levels (k = 1) and no direction are randomized response, which dp-accounting composes on a grid."""
     event = PrivUnitEvent(p=0.5, cap=0.5, epsilon2=1.0, k=1, nominal=1.0)
     noise = 2.0 / (math.exp(1.0) + 1.0)
-    theirs = privacy_loss_distribution.from_randomized_response(
-        noise, 2, value_discretization_interval=1e-4
-    ).self_compose(30)
+    one = privacy_loss_distribution.from_randomized_response(noise, 2, value_discretization_interval=1e-4)
+    theirs = one.self_compose(30)
     # Losses are rounded up to the grid there, by at most 30 · 1e-4 in total.
     ours = compose([(event, 30)], 1e-5).epsilon
     assert ours == pytest.approx(theirs.get_epsilon_for_delta(1e-5), abs=30e-4)
@@ -160,9 +155,7 @@ def test_reports_at_the_ends():
     assert epsilon(one, delta_of(one, 0.0))[0] == 0.0, "δ is that of ε = 0 to the last bit"
     silent = PrivUnitEvent(p=0.5, cap=0.5, epsilon2=0.0, k=1, nominal=0.0)
     assert epsilon([(silent, 5)], 1e-5) == (0.0, PURE)
-    assert epsilon([(silent, 5), (exact_event(0.4, 0.3, 0.3), 1)], 0.1)[0] < 1.0 - 1e-3, (
-        "δ buys something at a sum of 1"
-    )
+    assert epsilon([(silent, 5), (exact_event(0.4, 0.3, 0.3), 1)], 0.1)[0] < 1.0 - 1e-3, "δ buys something"
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,8 @@ def release(mean):
 def test_without_a_share_every_client_took_part_so_nothing_old_is_kept():
     algorithm = dp_scaffold(clip=1.0, noise_multiplier=2.0)
     old = torch.full((2,), 7.0, dtype=torch.float64)
-    state, _ = advance(
-        algorithm, release(MEANS[0]), start(control=old, client_controls=torch.ones(4, 2)), tau_eta_l=0.5
-    )
+    begun = start(control=old, client_controls=torch.ones(4, 2))
+    state, _ = advance(algorithm, release(MEANS[0]), begun, tau_eta_l=0.5)
     torch.testing.assert_close(state.control, -MEANS[0] / 0.5, rtol=1e-15, atol=0.0)
 
 

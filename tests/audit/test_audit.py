@@ -98,9 +98,7 @@ def test_the_command_writes_its_table_and_ends_with_0(tmp_path, monkeypatch):
     assert "tight claim" in done.output
 
 
-@pytest.mark.parametrize(
-    ("lower", "shown"), [(2.0, "BROKEN"), (0.01, "NO POWER")], ids=["above the claim", "without power"]
-)
+@pytest.mark.parametrize(("lower", "shown"), [(2.0, "BROKEN"), (0.01, "NO POWER")], ids=["above the claim", "no power"])
 def test_the_command_ends_with_1_where_a_result_fails(tmp_path, monkeypatch, lower, shown):
     bad = Result("mechanism", "central Gaussian", "μ", lower, 1.0, CONFIDENCE, power=Power(0.9, 0.5))
     left_out = skip("black box", "Flower", "Flower is not installed")
@@ -118,9 +116,7 @@ def test_wrong_options_are_one_sentence(given, tmp_path):
     assert "Traceback" not in done.output
 
 
-@pytest.mark.parametrize(
-    "options", [{"clip": "adaptive", "noise_multiplier": 2.0}, {"clip": 0.5, "target_epsilon": 8.0}]
-)
+@pytest.mark.parametrize("options", [{"clip": "adaptive", "noise_multiplier": 2}, {"clip": 1, "target_epsilon": 8}])
 def test_a_clip_that_adapts_and_noise_that_is_not_given_are_refused(options):
     with pytest.raises(InputError, match="has no fixed clip and noise_multiplier; this audit needs both"):
         clip_and_noise(dp_fedavg(**options))

@@ -64,9 +64,8 @@ def test_a_tight_claim_gives_what_is_expected(mu, score):
     """In ten trials of 20,000 samples the bounds' own spread is about 5%."""
     chance = np.random.default_rng(0)
     power = bounds.power_of_shift(mu, (20_000, 20_000), score, CONFIDENCE)
-    found = [
-        lower_bound(chance.normal(mu, 1, 20_000), chance.normal(0, 1, 20_000), score, CONFIDENCE) for _ in range(10)
-    ]
+    draws = [(chance.normal(mu, 1, 20_000), chance.normal(0, 1, 20_000)) for _ in range(10)]
+    found = [lower_bound(*pair, score, CONFIDENCE) for pair in draws]
     assert np.mean(found) == pytest.approx(power.expected, rel=0.07)
     assert min(found) > power.minimum > 0
 

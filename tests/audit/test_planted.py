@@ -172,11 +172,7 @@ BUGS = [
 
 @pytest.mark.parametrize(
     ("bug", "method", "name", "samples"),
-    [
-        pytest.param(bug, method, name, samples, id=f"{bug.__name__}-{name}")
-        for bug, method, names, samples in BUGS
-        for name in names
-    ],
+    [(bug, method, name, samples) for bug, method, names, samples in BUGS for name in names],
 )
 def test_a_planted_bug_is_caught(bug, method, name, samples):
     assert "BROKEN" in outcomes(name, method, bug, samples)

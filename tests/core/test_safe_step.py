@@ -255,29 +255,6 @@ def test_a_step_that_failed_is_tried_again_late_seldom_and_with_care():
     assert max(near) < 1.11, "near it slow"
 
 
-def test_three_means_and_eight_numbers_are_remembered_and_others_memory_is_left_alone():
-    algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
-    w = torch.zeros(5, dtype=DOUBLE)
-    memory = step_size.initial_memory(algorithm.rule, w)
-    shapes = {name: (value.dtype, tuple(value.shape)) for name, value in memory.items()}
-    vectors = {f"step.c_bar.{ago}": (torch.float32, (5,)) for ago in (1, 2, 3)}
-    assert shapes == {**vectors, "step.numbers": (DOUBLE, (8,))}
-    state = State(0, w, (w,), 1.0, {}, memory={**memory, "local.rate": vector(0.1)})
-    taken = []
-    for mean in [torch.full((5,), float(t), dtype=DOUBLE) for t in (1, 2, 3, 4, 5)]:
-        # The rule says C² − C·(−99) = 100 over ‖c̄‖².
-        state, eta_g = advance(algorithm, Release(mean, -99.0, None, 1.0, variance=0.01), state)
-        taken.append(eta_g)
-    assert taken == pytest.approx([4.0, 5.0, 100 / 45, 100 / 80, 1.0])
-    assert [float(state.memory[f"step.c_bar.{ago}"][0]) for ago in (1, 2, 3)] == [5.0, 4.0, 3.0]
-    rounds, total, ceiling, failed, *last = state.memory["step.numbers"].tolist()
-    assert (rounds, ceiling, failed, last) == (5.0, math.inf, 0.0, taken[1:])
-    # Four drifts of 3 after the prior.
-    assert total == pytest.approx(step_size.PRIOR_EVIDENCE * 0.8**4 + 3 * (1 + 0.8 + 0.64 + 0.512))
-    assert float(state.memory["local.rate"]) == 0.1
-    assert {name: (value.dtype, tuple(value.shape)) for name, value in state.memory.items() if "step" in name} == shapes
-
-
 @pytest.mark.parametrize(
     ("square", "energy", "left"),
     [(10.0, 0.0, 10.0), (10.0, 8.0, 6.0), (10.0, 12.0, 6.0), (1.0, 12.0, 1.0), (0.0, 1.0, 0.0)],

@@ -14,10 +14,8 @@ from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Release
 
 W = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
-MEANS = [
-    torch.tensor(row, dtype=torch.float64)
-    for row in ([0.3, -0.2, 0.0], [-0.1, 0.4, 0.5], [0.7, 0.1, -0.6], [0.2, 0.2, 0.2])
-]
+ROWS = [0.3, -0.2, 0.0], [-0.1, 0.4, 0.5], [0.7, 0.1, -0.6], [0.2, 0.2, 0.2]
+MEANS = [torch.tensor(row, dtype=torch.float64) for row in ROWS]
 
 
 def follow(server, eta_g=1.0):

@@ -8,19 +8,10 @@ import torch
 
 from dpfedexp import cdp_fedexp, dp_fedavg, fedexp, ldp_fedexp
 from dpfedexp.accounting import Sampling, compose
+from dpfedexp.core import sums
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.noise import step_for
-from dpfedexp.core.sums import (
-    Vote,
-    VoteSpec,
-    check_votes,
-    default_noise,
-    estimate,
-    on_lattice,
-    shares,
-    sum_shares,
-    to_shares,
-)
+from dpfedexp.core.sums import Vote, VoteSpec, check_votes, default_noise, shares, sum_shares, to_shares
 from dpfedexp.errors import InputError
 
 LOSS = Vote("loss", -2.0, 8.0, noise=3.0)
@@ -35,8 +26,8 @@ def test_a_share_is_within_a_half_whatever_the_value_and_the_middle_where_it_is_
 
 def test_the_mean_of_values_inside_the_range_is_estimated_without_bias():
     values = torch.linspace(-2.0, 8.0, 11, dtype=torch.float64)
-    assert estimate(float(to_shares(values, LOSS).sum()), 11.0, LOSS) == pytest.approx(3.0, abs=1e-14)
-    assert estimate(0.0, 7.0, LOSS) == 3.0, "a client that does not answer counts as the middle"
+    assert sums.estimate(float(to_shares(values, LOSS).sum()), 11.0, LOSS) == pytest.approx(3.0, abs=1e-14)
+    assert sums.estimate(0.0, 7.0, LOSS) == 3.0, "a client that does not answer counts as the middle"
 
 
 def test_one_vote_has_the_noise_that_the_count_of_the_clip_always_had():
@@ -155,7 +146,7 @@ def test_the_lattice_of_a_vote_has_the_ends_on_it_and_rounds_to_the_nearest_poin
     vote = Vote("loss", noise=noise)
     step = min(0.5, step_for(noise, secure == "strict"))
     values = torch.linspace(-0.5, 0.5, 1001, dtype=torch.float64)[:, None]
-    found = on_lattice(values, (vote,), secure)
+    found = sums.on_lattice(values, (vote,), secure)
     assert bool((found / step == (found / step).round()).all())
     assert float(found.abs().max()) == 0.5
     assert float((found - values).abs().max()) <= step / 2 * (1 + 1e-9)

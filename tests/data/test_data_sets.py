@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -73,9 +74,8 @@ DATA = os.environ.get("DPFEDEXP_DATA")
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    head = bytes([0, 0, 8 if array.dtype == np.uint8 else 13, array.ndim]) + struct.pack(
-        f">{array.ndim}I", *array.shape
-    )
+    kind = 8 if array.dtype == np.uint8 else 13
+    head = bytes([0, 0, kind, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     return head + array.astype(array.dtype.newbyteorder(">")).tobytes()
 
 
@@ -114,9 +114,8 @@ def put(folder: Path, packed: bool = True, **replaced: np.ndarray) -> Path:
 
 
 def assert_small(data: data_sets.DataSet) -> None:
-    for found, expected in zip(
-        (data.inputs[:, 0], data.targets, data.test[0][:, 0], data.test[1]), SMALL.values(), strict=True
-    ):
+    held = (data.inputs[:, 0], data.targets, data.test[0][:, 0], data.test[1])
+    for found, expected in zip(held, SMALL.values(), strict=True):
         assert np.array_equal(found, expected)
 
 
@@ -126,9 +125,7 @@ def test_the_files_are_found_in_the_folder_or_in_mnist_inside_it(tmp_path: Path,
     assert_small(load_mnist(tmp_path / "fashion"))
 
 
-def test_the_argument_goes_before_the_variable_and_that_before_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_argument_goes_before_the_variable_and_that_before_the_cache(tmp_path, monkeypatch) -> None:
     for number, folder in enumerate((cache_folder("mnist"), tmp_path / "variable", tmp_path / "argument")):
         put(folder, train_labels_idx1_ubyte=np.full(40, number, np.uint8))
         if number == 1:
@@ -136,9 +133,7 @@ def test_the_argument_goes_before_the_variable_and_that_before_the_cache(
         assert load_mnist(folder if number == 2 else None).targets.unique().tolist() == [number]
 
 
-def test_a_named_folder_without_the_files_says_which_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_folder_without_the_files_says_which_are_missing(tmp_path, monkeypatch) -> None:
     put(cache_folder("mnist"))
     folder = put(tmp_path / "half")
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
@@ -305,9 +300,7 @@ def test_a_bad_mirror_is_named_leaves_nothing_and_the_next_one_is_asked(tmp_path
 
 
 def test_a_disk_that_fills_up_ends_the_search_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr("dpfedexp.files.Path.write_bytes", full)
     with mirror(FILES) as first, mirror(FILES) as second:
         monkeypatch.setattr(data_sets, "MIRRORS", (first.url, second.url))

@@ -5,21 +5,11 @@ import copy
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim import SGD
 
 
 def plain_update(
-    model,
-    x,
-    y,
-    *,
-    lr,
-    steps,
-    proximal=0.0,
-    correction=None,
-    batches=None,
-    optimizer=torch.optim.SGD,
-    bound=None,
-    rate=None,
+    model, x, y, *, lr, steps, proximal=0.0, correction=None, batches=None, optimizer=SGD, bound=None, rate=None
 ):
     """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of one client with an optimizer of torch's, flat.
 
@@ -84,12 +74,7 @@ def cases():
         "linear": (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), values),
         "mlp": (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), vectors),
         "cnn": (nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)), images),
-        "groupnorm": (
-            nn.Sequential(
-                nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)
-            ),
-            images,
-        ),
+        "groupnorm": (nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3)), images),
         "lstm": (lstm_classifier(11, 4, 5, 3), tokens),
         "transformer": (Transformer(), tokens),
     }

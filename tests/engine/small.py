@@ -30,6 +30,12 @@ def federation():
     return Federation.from_clients([(x, x @ w) for x in inputs])
 
 
+def random_rows(sizes, width, seed=0):
+    """Clients of these sizes with normal inputs and targets."""
+    draws = torch.Generator().manual_seed(seed)
+    return [(torch.randn(n, width, generator=draws), torch.randn(n, generator=draws)) for n in sizes]
+
+
 def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
@@ -88,12 +94,12 @@ def forged(content, tensors):
     return {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def crash_after(number):
-    """A callback that crashes the run once this round is complete."""
+def crash_after(number, error=Crash):
+    """A callback that crashes the run, or raises something else, once this round is complete."""
 
     def crash(record):
         if record["round"] == number:
-            raise Crash
+            raise error
 
     return crash
 

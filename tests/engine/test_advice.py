@@ -9,17 +9,9 @@ import dpfedexp as dp
 from dpfedexp.algorithms.probe import bind
 from dpfedexp.core.local_rate import IMPROVED, first_rate
 from dpfedexp.data import synthetic_regression
+from dpfedexp.engine import plan as planning
 from dpfedexp.engine.advice import FEW_CLIENTS, FIRST_LOOK, LARGE_EPSILON, WINDOW, AdviceMonitor, preflight
-from dpfedexp.engine.plan import (
-    EPSILONS,
-    ROUNDS,
-    Plan,
-    alignment,
-    default_delta,
-    is_longer_than_noise,
-    plans,
-    sampling_rates,
-)
+from dpfedexp.engine.plan import EPSILONS, ROUNDS, Plan, alignment, default_delta, is_longer_than_noise, plans
 from dpfedexp.errors import AdviceWarning
 from dpfedexp.models import linear_regression
 from tests.arguments import arguments
@@ -154,9 +146,8 @@ def test_noise_is_no_verdict_where_the_servers_own_metric_improved():
             line = record(number, update_norm=noise, **{name: 0.1 + number * by for name, by in metric.items()})
             ours.seen(line, lambda n=number: (math.sqrt(n) * noise, 1.0))
         ours.end(lambda n=number: (math.sqrt(n) * noise, 1.0))
-        assert [code for code in codes(ours.advice) if code != "still-climbing"] == (
-            ["drowned", "dead"] if dead else []
-        )
+        said = [code for code in codes(ours.advice) if code != "still-climbing"]
+        assert said == (["drowned", "dead"] if dead else [])
     assert ours.advice[-1].sentence.startswith("Nothing shows that this run learned anything: in 39 rounds")
 
 
@@ -173,16 +164,6 @@ def test_a_healthy_run_has_nothing_to_say():
     assert [one for one in done.advice if one.level == "warning" and one.code != "large-epsilon"] == []
     assert done.verdict is None
     assert run(dp.fedexp()).advice == ()
-
-
-def test_a_drowned_run_warns_before_and_ends_with_its_verdict():
-    with pytest.warns(AdviceWarning) as caught:
-        done = run(dp.dp_fedavg(clip=0.01, mechanism="privunit", target_epsilon=0.2))
-    assert str(caught[0].message).startswith(("The noise hides", "There will be more noise"))
-    assert done.advice[0].code in ("no-signal", "mostly-noise")
-    assert done.advice[-1].code == "dead"
-    assert done.verdict.startswith("Nothing shows that this run learned anything: in 25 rounds neither")
-    assert "Nothing shows that this run learned anything" in repr(done)
 
 
 def test_training_that_diverges_to_nothing_is_found():
@@ -240,9 +221,8 @@ def test_the_noise_share_is_the_formula_of_each_setting():
 def test_the_clients_needed_are_just_enough_for_a_signal(mechanism, clients):
     given = {"clip": 1.0, "mechanism": mechanism, "target_epsilon": 2.0}
     needed = plan(dp.dp_fedavg(**given), clients=clients, dimension=300).clients_needed
-    enough, short = (
-        plan(dp.dp_fedavg(**given), clients=int(c), dimension=300) for c in (needed, needed - needed // 50 - 1)
-    )
+    counts = (needed, needed - needed // 50 - 1)
+    enough, short = (plan(dp.dp_fedavg(**given), clients=int(c), dimension=300) for c in counts)
     assert short.best_signal < 1 <= enough.best_signal
 
 
@@ -281,11 +261,7 @@ MANY = {"clients": 100_000, "delta": 1e-6}
         # As many clients have a signal, if only over many rounds.
         ({"target_epsilon": 8.0, **LARGE, "clients": 4100}, "note: noisy-rounds, note: sampling", ()),
         ({"target_epsilon": 0.1, **LARGE}, "warning: no-signal", ("could not be told from noise",)),
-        (
-            {"algorithm": LOCAL, "dimension": 100_000},
-            "warning: no-signal",
-            ("mechanism 'central-gaussian'", "clients at this ε and δ"),
-        ),
+        ({"algorithm": LOCAL, "dimension": 100_000}, "warning: no-signal", ("mechanism 'central-gaussian'",)),
         ({"algorithm": PRIVUNIT, "dimension": 100_000}, "warning: no-signal", ()),
         ({"target_epsilon": 8.0, "delta": 2e-3}, "warning: delta", ("delta = 1e-05",)),
         ({"target_epsilon": 8.0, "delta": 5e-4}, "note: delta", ("delta = 1e-05",)),
@@ -339,9 +315,7 @@ def test_sampling_is_recommended_to_a_large_population_and_costs_little_noise():
     sampled = plan(noise_multiplier=1.1 * rate * full.noise_multiplier, participation=dp.Poisson(rate), **MANY)
     assert sampled.noise_share == pytest.approx(1.1 * full.noise_share)
     assert sampled.epsilon < full.epsilon
-    assert "sampling" not in said(
-        dp.ldp_fedexp(clip=1.0, target_epsilon=4.0, delta=1e-6), clients=100_000, dimension=10
-    )
+    assert "sampling" not in said(dp.ldp_fedexp(clip=1.0, target_epsilon=4.0, delta=1e-6), clients=10**5, dimension=10)
 
 
 def test_what_promises_nothing_and_what_says_nothing_about_its_noise_get_no_advice(monkeypatch):
@@ -358,7 +332,8 @@ def test_the_grid_has_a_row_for_each_rate_epsilon_and_number_of_rounds():
     assert len(list(plans(1000, 100, delta=1e-5))) == len(EPSILONS) * len(ROUNDS)
     rows = plans(1000, 20_000, delta=1e-5, epsilons=(0.01, 0.5, 4.0, 16.0), rounds=(50,))
     assert [row.verdict for row in rows] == ["no signal", "mostly noise", "noisy rounds", "clear"]
-    assert [sampling_rates(count) for count in (1000, 10_000, 100_000)] == [[1.0], [1.0, 0.1], [1.0, 0.1, 0.01]]
+    rates = [planning.sampling_rates(count) for count in (1000, 10_000, 100_000)]
+    assert rates == [[1.0], [1.0, 0.1], [1.0, 0.1, 0.01]]
     with pytest.raises(dp.InputError, match="epsilon is empty"):
         list(plans(10, 10, delta=1e-5, epsilons=()))
     with pytest.raises(dp.InputError, match="dimension is 0; it must be a positive whole number"):

@@ -36,10 +36,7 @@ CASES = {
         {"participation": dp.Poisson(0.4), "population": M},
     ),
     "budget": (PLAIN, {"budget": 12.0}),
-    "mini-batches of a fixed cohort": (
-        dp.fedexp(),
-        {"local": dp.Sgd(lr=0.02, epochs=1, batch_size=1), "participation": dp.FixedSize(7)},
-    ),
+    "batches": (dp.fedexp(), {"local": dp.Sgd(lr=0.02, epochs=1, batch_size=1), "participation": dp.FixedSize(7)}),
 }
 MOMENTS = ["before charge", "after charge", "before checkpoint", "after checkpoint"]
 

@@ -135,33 +135,18 @@ def flower_app(federation, model, local):
 
 def announced(algorithm):
     """What the run's configuration would say, for nodes without a guard."""
-    config = {
-        "federation.clients": M,
-        "federation.rounds": ROUNDS,
-        "federation.folder": "x",
-        "federation.epsilon": EPSILON,
-    }
-    config |= {"federation.evaluate": "numbers", "federation.evaluate_every": EVERY, "federation.held_out": HELD_OUT}
+    run = {"clients": M, "rounds": ROUNDS, "folder": "x", "epsilon": EPSILON, "held_out": HELD_OUT, **MEASURING}
+    config = {f"federation.{name}": value for name, value in run.items()}
     return {**config, "algorithm.clip": "adaptive", "algorithm.delta": algorithm.delta}
 
 
 def flower(algorithm, local, folder, noise=Silence, **options):
     federation, model = problem()
-    grid = LoopbackGrid(
-        flower_app(federation, model, local), M, run_config=announced(algorithm) if local.automatic else {}
-    )
+    config = announced(algorithm) if local.automatic else {}
+    grid = LoopbackGrid(flower_app(federation, model, local), M, run_config=config)
     measuring = MEASURING if local.automatic else {}
-    strategy = DpFedExp(
-        algorithm,
-        clients=M,
-        rounds=ROUNDS,
-        folder=folder,
-        local=local,
-        noise=noise,
-        node_timeout=1,
-        **options,
-        **measuring,
-    )
+    given = {"clients": M, "rounds": ROUNDS, "folder": folder, "local": local, "noise": noise, "node_timeout": 1}
+    strategy = DpFedExp(algorithm, **given, **options, **measuring)
     strategy.start(grid, ArrayRecord(model.state_dict()), timeout=5)
     return strategy
 
@@ -175,9 +160,7 @@ def test_a_cohort_of_ones_own_gives_the_same_requests_charges_and_bits(name):
     algorithm, local = ALGORITHMS[name]
     seen: dict[str, list] = {"simulated": [], "callables": []}
     (ours, measured), book = simulated(algorithm, local, lambda engine: Recording(engine.cohort, seen["simulated"]))
-    (theirs, by_them), other = simulated(
-        algorithm, local, lambda engine: Recording(callables(engine), seen["callables"])
-    )
+    (theirs, by_them), other = simulated(algorithm, local, lambda one: Recording(callables(one), seen["callables"]))
     assert seen["simulated"] == seen["callables"]
     assert charges(book) == charges(other)
     assert by_them == pytest.approx(measured, rel=1e-5)
@@ -217,10 +200,8 @@ def test_flower_asks_charges_and_writes_what_the_simulator_does(name, tmp_path, 
         assert RunFacts.read(tmp_path / folder).rounds == ROUNDS
         assert len(read_history(tmp_path / folder)) == ROUNDS
     start = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
-    moved, expected = (
-        strategy.state.w - start,
-        torch.cat([p.detach().flatten() for p in run.model.parameters()]).double() - start,
-    )
+    ended = torch.cat([p.detach().flatten() for p in run.model.parameters()]).double()
+    moved, expected = strategy.state.w - start, ended - start
     assert float(expected.norm()) > 0.01
     if name != "local":
         assert float(torch.cosine_similarity(moved, expected, dim=0)) > 0.99

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from dpfedexp.engine.open_run import OpenRun
 from dpfedexp.engine.stopping import Interrupted
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, LedgerError, RoundFailed
-from tests.engine.small import ROUNDS, Crash, crash_after, small_run
+from tests.engine.small import ROUNDS, Crash, crash_after, random_rows, small_run
 
 STOPPED = {"on_round": lambda record: Stop("enough", "test") if record["round"] == 2 else None}
 
@@ -84,31 +85,21 @@ def test_an_epsilon_of_any_size_is_in_the_status(noise, tmp_path):
 
 
 def test_what_a_callback_raises_is_in_no_file(tmp_path):
-    def tells(record):
-        raise RoundFailed("client 7 has 12 rows")
-
     with pytest.raises(RoundFailed):
-        small_run(out=tmp_path, on_round=tells)
+        small_run(out=tmp_path, on_round=crash_after(2, RoundFailed("client 7 has 12 rows")))
     assert "12 rows" not in (tmp_path / "status.json").read_text() + (tmp_path / "run.json").read_text()
 
 
 @pytest.mark.parametrize(("number", "stopped"), [(2, "see the log of the run."), (ROUNDS, None)])
 def test_a_run_whose_callback_fails_is_unfinished_only_where_rounds_are_left(number, stopped, tmp_path):
-    def fails(record):
-        if record["round"] == number:
-            raise ValueError("no room")
-
     with pytest.raises(ValueError, match="no room"):
-        small_run(out=tmp_path, on_round=fails)
+        small_run(out=tmp_path, on_round=crash_after(number, ValueError("no room")))
     assert json.loads((tmp_path / "run.json").read_text()).get("stopped") == stopped
     assert json.loads((tmp_path / "status.json").read_text())["status"] == "failed"
 
 
 def test_a_failed_run_is_called_failed_even_where_its_model_can_not_be_sealed(tmp_path, monkeypatch):
-    def full(self, model):
-        raise LedgerError("the disk is full")
-
-    monkeypatch.setattr(OpenRun, "seal", full)
+    monkeypatch.setattr(OpenRun, "seal", Mock(side_effect=LedgerError("the disk is full")))
     with pytest.raises(LedgerError, match="the disk is full"):
         small_run(out=tmp_path)
     status = json.loads((tmp_path / "status.json").read_text())
@@ -116,14 +107,7 @@ def test_a_failed_run_is_called_failed_even_where_its_model_can_not_be_sealed(tm
 
 
 def test_a_measurement_that_fails_ends_the_run_and_its_round_is_kept(tmp_path):
-    calls = []
-
-    def measure(model):
-        calls.append(model)
-        if len(calls) == 2:
-            raise ValueError("no such file")
-        return {}
-
+    measure = Mock(side_effect=[{}, ValueError("no such file"), *[{}] * ROUNDS])
     with pytest.raises(ValueError, match="no such file"):
         small_run(out=tmp_path, test=None, evaluate=measure)
     assert len(Run.load(tmp_path).history) == 2
@@ -142,17 +126,16 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_of_an_unfinished_run_are_the_trained_ones_and_it_goes_on(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    rows = [(torch.randn(4, 3, generator=generator), torch.randn(4, generator=generator)) for _ in range(12)]
+    clients = Federation.from_clients(random_rows([4] * 12, 3))
     given = {"local": Sgd(lr=0.1, steps=2), "rounds": 4, "out": tmp_path}
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=0.1)
     with pytest.raises(Crash):
-        train(Tied(), Federation.from_clients(rows), algorithm, **given, on_round=crash_after(2))
+        train(Tied(), clients, algorithm, **given, on_round=crash_after(2))
     loaded = Run.load(tmp_path, Tied())
     trained = checkpoint.reported(checkpoint.load(tmp_path))["a.weight"]
     assert torch.equal(loaded.model.a.weight, trained)
     assert loaded.model.a.weight is loaded.model.b.weight
-    assert len(train(Tied(), Federation.from_clients(rows), algorithm, **given).history) == 4
+    assert len(train(Tied(), clients, algorithm, **given).history) == 4
 
 
 def test_a_checkpoint_that_is_not_the_sealed_one_is_not_gone_on_from(tmp_path):

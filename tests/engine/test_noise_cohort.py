@@ -17,16 +17,14 @@ from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError
 from dpfedexp.report.page import report
 from tests.arguments import arguments
+from tests.engine.small import random_rows
 
 CLIENTS, WIDTH = 40, 400
 LOCAL = Sgd(lr=0.1, steps=1)
 
 
 def federation() -> Federation:
-    generator = torch.Generator().manual_seed(0)
-    return Federation.from_clients(
-        (torch.randn(4, WIDTH, generator=generator), torch.randn(4, generator=generator)) for _ in range(CLIENTS)
-    )
+    return Federation.from_clients(random_rows([4] * CLIENTS, WIDTH))
 
 
 def model() -> torch.nn.Module:

@@ -50,10 +50,8 @@ CLOCKS = {
 
 def federation(replaced=0):
     """So many other rows in the place of one client's."""
-    clients = [
-        (torch.randn(5, D, generator=g), torch.randn(5, generator=g))
-        for g in (torch.Generator().manual_seed(number) for number in range(M))
-    ]
+    own = [torch.Generator().manual_seed(number) for number in range(M)]
+    clients = [(torch.randn(5, D, generator=g), torch.randn(5, generator=g)) for g in own]
     if replaced:
         clients[3] = (torch.full((replaced, D), 9.0), torch.full((replaced,), -7.0))
     return Federation.from_clients(clients)
@@ -63,21 +61,13 @@ def whole_run(folder, algorithm, data, **options):
     """Every file that lies in the folder after each round and at the end, by name."""
     moments = []
     run_folder = RunFolder(folder)
-    run_folder.write_config(
-        parse({"data": {"kind": "synthetic"}, "algorithm": {"name": "fedavg"}, "local": {"lr": 1.0}})
-    )
+    run_folder.write_config(parse({"algorithm": {"name": "fedavg"}, "local": {"lr": 1.0}}))
 
     def record(line):
         moments.append({path.name: path.read_bytes() for path in folder.iterdir()})
 
-    given = {
-        "local": Sgd(lr=0.02, steps=2),
-        "rounds": ROUNDS,
-        "out": run_folder,
-        "on_round": record,
-        "execution": "cpu",
-    }
-    given["evaluate"] = lambda model: {"test_size": float(next(model.parameters()).detach().square().sum())}
+    given = {"local": Sgd(lr=0.02, steps=2), "rounds": ROUNDS, "out": run_folder, "on_round": record}
+    given |= {"execution": "cpu", "evaluate": lambda model: {"test_size": float(model.weight.detach().norm())}}
     train(linear_regression(D), data, algorithm, **given | options)
     moments.append({path.name: path.read_bytes() for path in folder.iterdir()})
     return moments

@@ -70,10 +70,8 @@ def test_a_client_more_moves_the_released_sums_by_no_more_than_the_clip(monkeypa
     clip = dataclasses.replace(dp.cdp_fedexp(clip="adaptive", noise_multiplier=1.0).clip, initial=CLIP)
     given = {"clip": clip, "noise_multiplier": 1.0, "adjacency": "add-remove"}
     algorithm = dp.dp_fedavg(**given) if numerator is None else dp.cdp_fedexp(numerator=numerator, **given)
-    without, added = (
-        releases(monkeypatch, clients, algorithm, population=M, secure=secure)
-        for clients in (OTHERS, [*OTHERS, NEWCOMERS[newcomer]])
-    )
+    both, given = (OTHERS, [*OTHERS, NEWCOMERS[newcomer]]), {"population": M, "secure": secure}
+    without, added = (releases(monkeypatch, clients, algorithm, **given) for clients in both)
     moved = M * (added.c_bar - without.c_bar)
     extra = M * (added.statistic - without.statistic) if numerator == "free" else 0.0
     assert float(moved.square().sum()) + extra**2 <= CLIP**2 * (1 + ROUNDING)
@@ -108,10 +106,8 @@ def test_a_poisson_round_divides_by_the_declared_cohort_whatever_the_draw(monkey
     options = {"participation": dp.Poisson(0.5), "population": 20}
     came = set()
     for seed in range(5):
-        without, added = (
-            releases(monkeypatch, clients, AVERAGE, seed=seed, **options)
-            for clients in (OTHERS, [*OTHERS, NEWCOMERS["opposite"]])
-        )
+        both = (OTHERS, [*OTHERS, NEWCOMERS["opposite"]])
+        without, added = (releases(monkeypatch, clients, AVERAGE, seed=seed, **options) for clients in both)
         moved = 10.0 * float((added.c_bar - without.c_bar).norm())
         assert moved <= CLIP * (1 + ROUNDING)
         came.add(moved > 0.5 * CLIP)

@@ -36,7 +36,7 @@ from dpfedexp.engine.run import RunFolder
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.models import linear_regression
-from tests.engine.small import entries, weights
+from tests.engine.small import entries, random_rows, weights
 from tests.engine.small import federation as small_federation
 from tests.sizes import sized
 
@@ -250,10 +250,7 @@ SHARED = {
     **sized(
         {},
         {
-            "paper, diagnostics": (
-                dp.cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"),
-                {"diagnostics": True},
-            ),
+            "paper": (dp.cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"), {"diagnostics": True}),
             "privunit": (dp.ldp_fedexp(clip=0.3, mechanism="privunit"), {}),
             "mini-batches": (dp.fedavg(), {"local": dp.Sgd(lr=0.1, epochs=2, batch_size=2)}),
             "budget": (dp.cdp_fedexp(clip=0.3, noise_multiplier=5.0), {"budget": 3.0, "rounds": 20}),
@@ -263,10 +260,7 @@ SHARED = {
 
 
 def uneven():
-    generator = torch.Generator().manual_seed(0)
-    sizes = [1 + 2 * n % 7 for n in range(M)]
-    rows = [(torch.randn(n, D, generator=generator), torch.randn(n, generator=generator)) for n in sizes]
-    return dp.Federation.from_clients(rows)
+    return dp.Federation.from_clients(random_rows([1 + 2 * n % 7 for n in range(M)], D))
 
 
 def asking(*given, **options):
@@ -330,12 +324,10 @@ def work(rank, at, folder):
     found = {name: shared_run(name) for name in SHARED}
     # One of two clients, and so one of two ranks, is remembered; the larger client is rank 0's.
     rows = dp.Federation.from_clients(
-        [(torch.full((4 - i, 3), 100.0 * (i + 1)), torch.zeros(4 - i, 1)) for i in range(2)]
+        [(torch.full((4 - i, 3), 100.0 + 100 * i), torch.zeros(4 - i, 1)) for i in (0, 1)]
     )
     failing = {
-        "failure": lambda: dp.train(
-            linear_regression(D), uneven(), dp.fedavg(), evaluate=lambda m: {"x": 1 / 0}, **USUAL
-        ),
+        "failure": lambda: dp.train(linear_regression(D), uneven(), dp.fedavg(), evaluate=lambda m: 1 / 0, **USUAL),
         "remembers 0": lambda: dp.train(Remembers(100.0), rows, dp.fedavg(), **LOOP),
         "remembers 1": lambda: dp.train(Remembers(200.0), rows, dp.fedavg(), **LOOP),
         "interrupt": lambda: dp.train(InterruptedHere(3, 1), rows, dp.fedavg(), **LOOP),
@@ -387,12 +379,8 @@ def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_rank
     pair = []
     for rank, sabotage in ((0, None), (1, killed_in_round_4)):
         arguments = ["train", config, "--out", out, "--quiet"]
-        given = (
-            arguments,
-            environment(rank, at) | {"DPFEDEXP_PRIVATE": str(private)},
-            tmp_path / f"{rank}.txt",
-            sabotage,
-        )
+        variables = environment(rank, at) | {"DPFEDEXP_PRIVATE": str(private)}
+        given = (arguments, variables, tmp_path / f"{rank}.txt", sabotage)
         pair.append(processes.Process(daemon=True, target=command, args=given))
         pair[-1].start()
     for process in pair:

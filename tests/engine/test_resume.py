@@ -19,7 +19,7 @@ from dpfedexp.engine.private_folder import PrivateFolder, SharedAnchor, paramete
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
 from tests.arguments import arguments
-from tests.engine.small import BareClients, Crash, crash_after, crash_in, entries, forged, path_content
+from tests.engine.small import BareClients, Crash, crash_after, crash_in, entries, forged, path_content, random_rows
 
 D, M, ROUNDS = 3, 6, 5
 PLAIN = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
@@ -28,8 +28,7 @@ FILES = ("ledger.jsonl", "ledger.jsonl.head", CHECKPOINT)
 
 
 def clients():
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(4, D, generator=generator), torch.randn(4, generator=generator)) for _ in range(M)]
+    return random_rows([4] * M, D)
 
 
 def run(folder=None, algorithm=PLAIN, data=None, **options):
@@ -172,10 +171,7 @@ def remove(folder, *names):
         (lambda f: remove(f, "ledger.jsonl"), "is missing, so what was charged is unknown"),
         (lambda f: remove(f, "ledger.jsonl", CHECKPOINT), "traces of a run, but its ledger is missing"),
         (lambda f: forge_text(f, version=2), "has version 2, and this library reads version 4; finish"),
-        (
-            lambda f: forge_text(f, round=4, history=[{"round": n} for n in range(1, 5)]),
-            "is of round 4, but round 4 of this run was never charged",
-        ),
+        (lambda f: forge_text(f, round=4, history=[{"round": n} for n in range(1, 5)]), "round 4 .* was never charged"),
         (shorten_control, "control variate does not fit"),
         (lambda f: private_file("controls-3*", None), "control variates of round 3 are missing"),
         (lambda f: private_file("controls-3*", "no tensors"), r"controls-3\.safetensors' is damaged"),

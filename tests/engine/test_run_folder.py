@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from torch import nn
 from typer.testing import CliRunner
 
 from dpfedexp import InputError, Run, fit
@@ -189,14 +188,6 @@ def test_a_script_that_makes_a_new_random_model_resumes_from_the_folder_alone(tm
     for ours, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert again.privacy.epsilon_total == whole.privacy.epsilon_total
-
-
-def test_parameters_that_are_tied_are_written(tmp_path):
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    model[1].weight = model[0].weight
-    run = Run(model, *(getattr(small_run(), name) for name in ("history", "privacy", "ledger")))
-    loaded = Run.load(run.save(tmp_path / "run"), model)
-    assert torch.equal(loaded.model[1].weight, model[0].weight)
 
 
 def records(folder):

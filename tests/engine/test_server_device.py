@@ -9,7 +9,7 @@ from torch import nn
 from dpfedexp import AdaptiveClip, Federation, Sgd, cdp_fedexp, dp_scaffold, ldp_fedexp, train
 from dpfedexp.algorithms.round import SHORT, server_device
 from tests.arguments import arguments
-from tests.engine.small import Crash, crash_after
+from tests.engine.small import Crash, crash_after, random_rows
 
 CPU, OTHER_DEVICE = torch.device("cpu"), torch.device("meta")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -29,11 +29,7 @@ def test_long_vectors_stay_where_clients_train():
 
 
 def trained(algorithm, device: str, **options):
-    generator = torch.Generator().manual_seed(0)
-    sizes = [3 + i % 3 for i in range(9)]
-    clients = Federation.from_clients(
-        [(torch.randn(n, 6, generator=generator), torch.randn(n, generator=generator)) for n in sizes]
-    )
+    clients = Federation.from_clients(random_rows([3 + i % 3 for i in range(9)], 6))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0))
     test = clients.client(0)

@@ -9,15 +9,7 @@ from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.stopping import Interrupted
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.report.page import read_run, run_section
-from tests.engine.small import ROUNDS, crash_in, small_run
-
-
-def raises(error):
-    def on_round(record):
-        if record["round"] == 2:
-            raise error
-
-    return on_round
+from tests.engine.small import ROUNDS, crash_after, crash_in, small_run
 
 
 def returns(record):
@@ -27,9 +19,9 @@ def returns(record):
 @pytest.mark.parametrize(
     ("on_round", "reason", "source"),
     [
-        (raises(Stop("enough", source="private")), "enough", "private"),
-        (raises(Stop), "on_round stopped it", "unknown"),
-        (raises(Stop("low enough")), "low enough", "unknown"),
+        (crash_after(2, Stop("enough", source="private")), "enough", "private"),
+        (crash_after(2, Stop), "on_round stopped it", "unknown"),
+        (crash_after(2, Stop("low enough")), "low enough", "unknown"),
         ([lambda record: None, returns], "enough", "public"),
     ],
 )
@@ -118,7 +110,7 @@ def test_early_stopping_goes_on_counting_after_an_interrupt(tmp_path):
         return EarlyStopping("test_loss", patience=3, min_delta=100.0, source="public")
 
     with pytest.raises(KeyboardInterrupt):
-        small_run(out=tmp_path / "run", on_round=[stopping(), raises(KeyboardInterrupt)])
+        small_run(out=tmp_path / "run", on_round=[stopping(), crash_after(2, KeyboardInterrupt)])
     resumed = small_run(out=tmp_path / "run", on_round=stopping())
     whole = small_run(on_round=stopping())
     assert len(resumed.history) == len(whole.history) == 4
@@ -131,7 +123,7 @@ def test_early_stopping_goes_on_counting_after_an_interrupt(tmp_path):
 def test_an_interrupt_holds_the_run_so_far(checkpoint, tmp_path):
     options = {"out": tmp_path / "run"} if checkpoint else {}
     with pytest.raises(Interrupted, match=f"after 2 of {ROUNDS} rounds") as caught:
-        small_run(on_round=raises(KeyboardInterrupt), **options)
+        small_run(on_round=crash_after(2, KeyboardInterrupt), **options)
     assert isinstance(caught.value, KeyboardInterrupt)
     assert ("make the same call again to resume" in str(caught.value)) == checkpoint
     run = caught.value.run

@@ -22,7 +22,7 @@ from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.mechanisms import Release
 from tests.arguments import arguments
 
-from .small import Crash, crash_in
+from .small import Crash, crash_after, crash_in
 
 M, D, ROUNDS = 60, 5, 8
 ALGORITHM = dp.cdp_fedexp(clip="adaptive", target_epsilon=50.0)
@@ -206,10 +206,7 @@ def test_a_run_that_is_interrupted_in_a_tournament_ends_as_if_it_had_not_been(tm
 
 
 def test_a_run_that_a_callback_stops_in_a_tournament_claims_what_it_had_planned(tmp_path):
-    def stop(record):
-        raise dp.Stop
-
-    made = run([GOOD, BAD, dp.Sgd(lr=0.1, steps=3)], on_round=stop, out=tmp_path / "r")
+    made = run([GOOD, BAD, dp.Sgd(lr=0.1, steps=3)], on_round=crash_after(1, dp.Stop), out=tmp_path / "r")
     assert len(made.history) == 1
     assert made.privacy.planned_epsilon_total == pytest.approx(50.0, rel=1e-3)
     assert verify.outcome(verify.verify_run(tmp_path / "r")) == "holds"

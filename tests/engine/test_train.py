@@ -19,16 +19,13 @@ from dpfedexp.engine.runner import epsilon_so_far, next_known
 from dpfedexp.engine.train import make_evaluator
 from dpfedexp.models import linear_regression
 from tests.arguments import arguments
-from tests.engine.small import BareClients
+from tests.engine.small import BareClients, random_rows
 
 PRIVATE = cdp_fedexp(clip=0.5, noise_multiplier=1.0)
 
 
 def federation(clients: int = 6) -> Federation:
-    generator = torch.Generator().manual_seed(0)
-    return Federation.from_clients(
-        [(torch.randn(4, 3, generator=generator), torch.randn(4, generator=generator)) for _ in range(clients)]
-    )
+    return Federation.from_clients(random_rows([4] * clients, 3))
 
 
 def run(clients=None, **options):
@@ -39,7 +36,7 @@ def run(clients=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("chunk_size", 3), ("trainer", "loop"), ("precision", "bf16"), ("memory", "4GB")]
+    ("name", "value"), [("chunk_size", 3), ("trainer", "loop"), ("precision", "bf16"), ("memory", 9)]
 )
 def test_a_field_of_the_execution_is_sent_to_its_place(name, value):
     with pytest.raises(InputError, match=rf"train has no argument {name!r}. Write execution=Execution\({name}="):
@@ -57,11 +54,7 @@ def test_an_execution_is_a_device_or_an_execution():
 @pytest.mark.parametrize(
     ("inputs", "targets", "words"),
     [
-        (
-            (5, 4),
-            (5,),
-            r"evaluate has inputs of shape \(5, 4\) and targets of shape \(5,\), which do not fit the model",
-        ),
+        ((5, 4), (5,), r"inputs of shape \(5, 4\) and targets of shape \(5,\), which do not fit the model"),
         ((5, 3), (5, 2), "which do not fit the model and its loss"),
         ((5, 3), (4,), "5 inputs and 4 targets"),
         ((0, 3), (0,), "at least 1"),
@@ -88,9 +81,8 @@ def test_counts_may_be_numpys_and_are_recorded_as_pythons_own(tmp_path):
     settings = read_progress(tmp_path).settings
     assert (settings["rounds"], settings["evaluate_every"], settings["local.steps"]) == (3, 2, 2)
     options = {"local": Sgd(lr=0.1, steps=2), "participation": FixedSize(4)}
-    assert (
-        run(rounds=3, evaluate=Evaluation(lambda model: {}, every=2), out=tmp_path, **options).history == whole.history
-    )
+    again = run(rounds=3, evaluate=Evaluation(lambda model: {}, every=2), out=tmp_path, **options)
+    assert again.history == whole.history
 
 
 DELTA = 1e-5

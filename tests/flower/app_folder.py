@@ -51,10 +51,8 @@ def make_app(folder: Path, *, hostile: bool = False, own_task: bool = False, **s
     config = content["tool"]["flwr"]["app"]["config"]
     if "algorithm" in sections:
         config["federation"].pop("epsilon")
-        config |= {
-            "algorithm": {"name": "cdp_fedexp", "clip": 0.5, "target_epsilon": 8.0, "delta": 1e-5},
-            "local": dict(LOCAL),
-        }
+        config["algorithm"] = {"name": "cdp_fedexp", "clip": 0.5, "target_epsilon": 8.0, "delta": 1e-5}
+        config["local"] = dict(LOCAL)
     for name, values in sections.items():
         merged = {**config.get(name, {}), **values}
         config[name] = {key: value for key, value in merged.items() if value is not None}
@@ -63,11 +61,8 @@ def make_app(folder: Path, *, hostile: bool = False, own_task: bool = False, **s
         text = client.read_text()
         changed = text.replace("mods=[private_training]", "mods=[hostile, private_training]")
         assert changed != text
-        client.write_text(
-            changed.replace(
-                "from federation import task", "from federation import task\nfrom federation.hostile_mod import hostile"
-            )
-        )
+        mod = "from federation.hostile_mod import hostile\n"
+        client.write_text(changed.replace("from federation import task\n", f"from federation import task\n{mod}"))
         (package / "hostile_mod.py").write_text(here.with_name("hostile_mod.py").read_text())
     return folder
 

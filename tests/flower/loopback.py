@@ -20,6 +20,7 @@ from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.stopping import Stop
 from dpfedexp.flower import DpFedExp, private_training
 from dpfedexp.models import linear_regression
+from tests.engine.small import Crash
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 LOCAL = Sgd(lr=0.05, steps=5)
@@ -59,10 +60,8 @@ class LoopbackGrid(Grid):
         self.app, self.reply_of = app, reply_of
         self.carry = through_the_wire if serialize else (lambda message: message)
         given = {"num-partitions": nodes, **(node_config or {})}
-        self.contexts = {
-            n: Context(1, n, {"partition-id": n - 1, **given}, RecordDict(), run_config or {})
-            for n in range(1, nodes + 1)
-        }
+        configs = {n: {"partition-id": n - 1, **given} for n in range(1, nodes + 1)}
+        self.contexts = {n: Context(1, n, own, RecordDict(), run_config or {}) for n, own in configs.items()}
         self.inbox: list[Message] = []
         self.sent: list[Message] = []
 
@@ -149,10 +148,6 @@ def stop_after(round: int) -> Callable[[dict], Stop | None]:
 
 def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-class Crash(BaseException):
-    """The process is gone: nothing of this library may catch it and go on."""
 
 
 @contextlib.contextmanager

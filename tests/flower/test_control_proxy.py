@@ -115,10 +115,8 @@ def status_of(port: int, server: Certificates, shown: Certificates | None, path:
 
 def test_only_a_certificate_of_the_operators_authority_reaches_control_and_nothing_else_than_control(tmp_path):
     server, operators = authorities(tmp_path)
-    with (
-        upstream(server) as (inner, asked),
-        control_proxy(tmp_path / "proxy", server, operators.authority, inner) as port,
-    ):
+    place = tmp_path / "proxy"
+    with upstream(server) as (inner, asked), control_proxy(place, server, operators.authority, inner) as port:
         start = "/v1/control/start-run"
         assert status_of(port, server, None, start) == 400
         assert status_of(port, server, server, start) == 400, "the server's own authority is not the operators'"
@@ -135,10 +133,8 @@ def test_only_a_certificate_of_the_operators_authority_reaches_control_and_nothi
 
 def test_a_superlink_of_another_authority_is_not_believed(tmp_path):
     server, operators = authorities(tmp_path)
-    with (
-        upstream(operators) as (inner, asked),
-        control_proxy(tmp_path / "proxy", server, operators.authority, inner) as port,
-    ):
+    place = tmp_path / "proxy"
+    with upstream(operators) as (inner, asked), control_proxy(place, server, operators.authority, inner) as port:
         assert status_of(port, server, operators, "/v1/control/start-run") == 502
         assert asked == []
 
@@ -151,13 +147,7 @@ def test_a_run_is_started_through_both_ends_and_without_a_certificate_it_is_not(
     operators = make_certificates(tmp_path / "operators")
     app = make_app(
         tmp_path / "app",
-        federation={
-            "clients": 1,
-            "rounds": 1,
-            "min_reply_fraction": 1.0,
-            "folder": str(tmp_path / "out"),
-            "node_timeout": PATIENCE,
-        },
+        federation={"clients": 1, "rounds": 1, "folder": str(tmp_path / "out"), "node_timeout": PATIENCE},
         algorithm={"name": "cdp_fedexp"},
         local=LOCAL,
     )

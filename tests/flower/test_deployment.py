@@ -29,15 +29,8 @@ from dpfedexp.flower.monitor import read_status
 from dpfedexp.models import linear_regression
 from tests.sizes import long
 
-from .app_folder import (
-    ALMOST_NO_NOISE,
-    LOCAL,
-    PATIENCE,
-    QUICK,
-    assert_first_round_is_the_simulators,
-    make_app,
-    wait_until,
-)
+from . import app_folder
+from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, QUICK, make_app, wait_until
 from .other_user import as_app_user, can_switch_user
 
 NETWORK = "127.0.0.2"
@@ -152,9 +145,8 @@ def control_is_closed_to_nodes(deployment: Deployment, place: Path) -> None:
             "c = ssl._create_unverified_context().wrap_socket(s); c.sendall(b'POST /v1/control/list-runs HTTP/1.1\\r\\n"
         )
         asked += "Host: x\\r\\nContent-Length: 0\\r\\n\\r\\n'); print(c.recv(15))"
-        other = subprocess.run(
-            as_app_user([sys.executable, "-c", asked]), capture_output=True, text=True, timeout=PATIENCE
-        )
+        command = as_app_user([sys.executable, "-c", asked])
+        other = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         assert "HTTP/1.1 404" in other.stdout, "another user of the server's machine has no more rights than a node"
 
 
@@ -241,9 +233,7 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
     content = checkpoint(out)
     assert content["round"] == 3, log
     assert (second.returncode, read_status(out)["status"]) == (0, "completed")
-    assert content["settings"]["nodes"] == list(read_nodes(deployment.node_list)), (
-        "ids are those of the keys, after a restart too"
-    )
+    assert content["settings"]["nodes"] == list(read_nodes(deployment.node_list)), "ids of the keys, after a restart"
     assert [counts(line) for line in content["history"]] == [(3, 3, 0, 0), (3, 1, 2, 0), (3, 1, 0, 2)]
     assert [entry.round for entry in Ledger.open(out / "ledger.jsonl", read_only=True).entries] == [1, 2, 3]
     assert "Resuming after round 1 of 3" in log
@@ -255,7 +245,7 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
     statement = json.loads((out / "privacy.json").read_text())
     assert statement["rounds"] == 3
     assert content["history"][-1]["epsilon_total"] == statement["epsilon_total"]
-    assert_first_round_is_the_simulators(model_after_one)
+    app_folder.assert_first_round_is_the_simulators(model_after_one)
 
 
 def nodes_kept_their_own_ledger_over_runs_and_restarts(place: Path) -> None:

@@ -58,10 +58,7 @@ def load_data(path: str) -> Federation:
 def test_set() -> None:
     return None
 """
-RETURNED = {
-    "many": "return Federation.from_arrays(x, y, client_ids=rows[:, 0].astype(int))",
-    "one": "return x, y",
-}
+RETURNED = {"many": "return Federation.from_arrays(x, y, client_ids=rows[:, 0].astype(int))", "one": "return x, y"}
 
 
 def write_data(folder: Path) -> list[Path]:
@@ -69,9 +66,8 @@ def write_data(folder: Path) -> list[Path]:
     draw, paths = np.random.default_rng(11), []
     for node in range(NODES):
         shift = 0.3 * draw.normal(size=(EACH, 1, 4))
-        x = 0.2 * (
-            draw.normal(size=(EACH, ROWS, 4)) + shift
-        )  # small numbers: the right rate is far above the usual 0.1
+        # Small numbers: the right rate is far above the usual 0.1.
+        x = 0.2 * (draw.normal(size=(EACH, ROWS, 4)) + shift)
         y = draw.random((EACH, ROWS)) < 1 / (1 + np.exp(-(x @ [10.0, -7.5, 5.0, 0.0] + 0.5)))
         names = np.repeat(np.arange(EACH)[:, None], ROWS, 1)
         rows = np.concatenate([names[..., None], x, y[..., None]], axis=2).reshape(-1, 6)
@@ -90,15 +86,8 @@ class Votes:
     def of(model: nn.Module, clients: Federation) -> Votes:
         settings = parse(fit_settings(8.0, len(clients)))
         training, _ = clients.hold_out(HELD_OUT)
-        engine, _ = prepare(
-            model,
-            training,
-            settings.build_algorithm(),
-            local=settings.build_local(),
-            rounds=ROUNDS,
-            secure=True,
-            evaluate_every=1,
-        )
+        given = {"local": settings.build_local(), "rounds": ROUNDS, "secure": True, "evaluate_every": 1}
+        engine, _ = prepare(model, training, settings.build_algorithm(), **given)
         return Votes(engine)
 
     def drawn(self, purpose: str, rate: float) -> tuple[float, float]:
@@ -111,10 +100,10 @@ class Votes:
         draw, shares = torch.Generator().manual_seed(3), sums / engine.expected / MAX_SHARE
 
         def choice(shares: Tensor) -> float:
-            rate = first_rate(
-                rate_from_votes(shares, deviation), engine.mechanism.noise_share(len(start.w), engine.expected) or 0.0
-            )
-            return math.log10(rate if purpose == RATE else clip_from_votes(shares, deviation))
+            if purpose == CLIP:
+                return math.log10(clip_from_votes(shares, deviation))
+            noise_share = engine.mechanism.noise_share(len(start.w), engine.expected)
+            return math.log10(first_rate(rate_from_votes(shares, deviation), noise_share))
 
         found = [choice(shares + deviation * torch.randn(len(shares), generator=draw)) for _ in range(DRAWS)]
         return float(np.mean(found)), float(np.std(found))

@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -88,13 +89,6 @@ def restore(folder, files: dict[str, bytes]) -> None:
         (folder / name).write_bytes(content)
 
 
-def failing(error: Exception):
-    def fail(*_):
-        raise error
-
-    return fail
-
-
 def test_a_request_for_many_clients_is_charged_for_all_of_them_or_refused(tmp_path):
     """The attack: one client costs 3.92 of a limit of 4, and a server that asks for 14 in one message learns ε = 82."""
     mechanism = CentralGaussian(0.3, 2.2)
@@ -129,10 +123,8 @@ def test_what_is_charged_covers_the_shift_that_replacing_every_hosted_client_mak
         return
     shifts = []
     for other in (-1.0, -0.3, 0.0, 0.3):
-        sums = [
-            mechanism.collect(mechanism.randomize(_clipped(row, mechanism.clip), torch.arange(9), None))
-            for row in (1.0, other)
-        ]
+        rows = [_clipped(row, mechanism.clip) for row in (1.0, other)]
+        sums = [mechanism.collect(mechanism.randomize(row, torch.arange(9), None)) for row in rows]
         parts = [float((sums[0].vector - sums[1].vector).norm()) / (mechanism.noise_multiplier * mechanism.clip)]
         if mechanism.scalar_multiplier:
             parts.append(float(sums[0].squares - sums[1].squares) / (mechanism.scalar_multiplier * mechanism.clip**2))
@@ -160,11 +152,8 @@ def test_requests_for_different_hosted_clients_of_one_round_share_its_limit(tmp_
     """Each alone is within the limit of 4; the server could add all of them into one sum with one noise, where shifts add."""
     guard = made(tmp_path, max_epsilon_per_round=4.0)
     mechanism = CentralGaussian(0.3, 8.0)
-    admitted = admitted_of(
-        guard,
-        (request(mechanism, clients=(c,), clients_per_node=100) for c in range(100)),
-        "max_epsilon_per_round of 4",
-    )
+    requests = (request(mechanism, clients=(c,), clients_per_node=100) for c in range(100))
+    admitted = admitted_of(guard, requests, "max_epsilon_per_round of 4")
     one = mechanism.client_event().mu
     assert admitted == max(k for k in range(100) if gdp.epsilon(k * one, DELTA) <= 4.0)
     assert gdp.compose(e.event.mu for e in book(tmp_path).entries) == pytest.approx(admitted * one)
@@ -254,9 +243,7 @@ def test_an_older_ledger_with_its_own_head_is_refused(guard, tmp_path):
     guard.admit(request(round=3))
 
 
-def test_ledger_head_and_anchor_put_back_together_are_refused_until_it_is_forgotten_knowingly(
-    guard, tmp_path, monkeypatch
-):
+def test_ledger_head_and_anchor_put_back_together_are_refused_until_forgotten_knowingly(guard, tmp_path, monkeypatch):
     """The attack, or a back-up of the whole folder: the three agree with each other, and what was spent since is forgotten."""
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "state"))
     spend(guard, 1)
@@ -273,12 +260,14 @@ def test_ledger_head_and_anchor_put_back_together_are_refused_until_it_is_forgot
 def test_a_node_whose_state_folder_is_missing_or_full_answers_nothing(guard, tmp_path, monkeypatch):
     """Without it a copy of the guard would not be noticed."""
     with monkeypatch.context() as patched:
-        patched.setattr(guard_ledger.SharedAnchor, "remember", failing(OSError(28, "No space left on device")))
+        patched.setattr(guard_ledger.SharedAnchor, "remember", Mock(side_effect=OSError(28, "No space left on device")))
         refuses(guard, "No space left on device")
     with monkeypatch.context() as patched:
         patched.delenv("DPFEDEXP_PRIVATE")
         patched.delenv("XDG_STATE_HOME", raising=False)
-        patched.setattr("pathlib.Path.expanduser", failing(RuntimeError("Could not determine home directory.")))
+        patched.setattr(
+            "pathlib.Path.expanduser", Mock(side_effect=RuntimeError("Could not determine home directory."))
+        )
         refuses(guard, "this user has no home folder; set DPFEDEXP_PRIVATE")
     guard.admit(request(round=3))
     assert len(book(tmp_path)) == 1
@@ -384,7 +373,7 @@ def test_the_id_is_written_into_the_guard_file_once_or_taken_from_it(guard, tmp_
 
 
 def test_a_guard_file_that_the_node_can_not_write_needs_an_id_of_the_operators(guard, tmp_path, monkeypatch):
-    monkeypatch.setattr(guard_ledger, "_write_id", failing(PermissionError(13, "Permission denied")))
+    monkeypatch.setattr(guard_ledger, "_write_id", Mock(side_effect=PermissionError(13, "Permission denied")))
     refuses(guard, r"no id, and one can't be written into it \(Permission denied\); add a line")
     assert {path.name for path in tmp_path.iterdir()} == {"guard.toml", "guard.lock"}
     spend(made(tmp_path, id="ward 8"), 1)
@@ -436,9 +425,8 @@ def test_the_server_learns_neither_what_was_spent_in_other_runs_nor_where_files_
     asked = {"mechanism": LocalGaussian(0.3, 3.0), "node_config": node}
     answered = [not ask(**asked, round=number, run=1).has_error() for number in range(1, 9)]
     assert answered[0], "some are within the total"
-    assert answered.count(True) == max(
-        n for n in range(9) if total([(LocalGaussian(0.3, 3.0).client_event(), n)], DELTA) <= 4.0
-    )
+    event = LocalGaussian(0.3, 3.0).client_event()
+    assert answered.count(True) == max(n for n in range(9) if total([(event, n)], DELTA) <= 4.0)
     shown = ask(**asked, run=2).error.reason
     assert shown == "dpfedexp: the round would take this node above its max_epsilon_total of 4."
     assert "would take this node's total to epsilon" in caplog.text

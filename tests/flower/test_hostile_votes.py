@@ -55,12 +55,8 @@ def test_a_question_can_not_carry_more_than_an_answer(kind, more):
 
 def test_a_request_and_its_mechanism_are_for_the_same_purpose():
     update = CentralGaussian(0.5, 5.0)
-    for mechanism, purpose, round in (
-        (QUESTION, UPDATE, 1),
-        (update, RATE, 0),
-        (QUESTION, CLIP, 0),
-        (PrivUnit(0.5, 2), CLIP, 0),
-    ):
+    wrong = ((QUESTION, UPDATE, 1), (update, RATE, 0), (QUESTION, CLIP, 0), (PrivUnit(0.5, 2), CLIP, 0))
+    for mechanism, purpose, round in wrong:
         with pytest.raises(InputError, match="its mechanism is not one for that"):
             asked(mechanism, purpose, round)
     for more, why in (({"round": 3}, "comes before the first round"), ({"tau_eta_l": 0.1}, "for updates alone")):
@@ -113,9 +109,8 @@ def test_an_evaluation_is_answered_where_it_was_announced_and_at_its_price():
 
 def test_a_guard_that_allows_a_round_allows_each_vote_whatever_its_largest_clip(tmp_path):
     made = AnnouncedLimits.of_run({**CONFIG, "federation.rounds": 100, "federation.epsilon": 8.0}, 6)
-    file = guard_file(
-        tmp_path, max_clip=0.3, max_epsilon_per_round=2.0, max_epsilon_total=50.0, mechanisms=["central-gaussian"]
-    )
+    limits = {"max_clip": 0.3, "max_epsilon_per_round": 2.0, "max_epsilon_total": 50.0}
+    file = guard_file(tmp_path, **limits, mechanisms=["central-gaussian"])
     guard = Guard.load(file)
     for purpose in (RATE, CLIP):
         guard.admit(asked(made.probe.mechanism(purpose), purpose), run="1")

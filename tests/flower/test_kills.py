@@ -106,12 +106,8 @@ def check(folder: Path, kills: list[str]) -> None:
     completed = read_status(folder)["status"] == "completed" if (folder / "status.json").exists() else False
     found = verify_run(folder)
     assert outcome(found) in (("holds",) if completed else ("holds", "incomplete")), (kills, found)
-    said = subprocess.run(
-        [sys.executable, "-m", "dpfedexp", "privacy", "verify", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    command = [sys.executable, "-m", "dpfedexp", "privacy", "verify", str(folder)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert said.returncode == (0 if outcome(found) == "holds" else 4), (kills, said.stdout, said.stderr)
 
 
@@ -148,9 +144,8 @@ def test_whatever_is_killed_and_whenever_nothing_is_released_uncharged_and_every
     with federation(tmp_path) as deployment:
         while sum(made.values()) < KILLS:
             folder, log = tmp_path / f"run{runs}", tmp_path / f"app{runs}"
-            app = make_app(
-                log, own_task=True, federation={**settings, "folder": str(folder), "nodes": str(deployment.node_list)}
-            )
+            own = {**settings, "folder": str(folder), "nodes": str(deployment.node_list)}
+            app = make_app(log, own_task=True, federation=own)
             runs, kills = runs + 1, []
             while len(kills) < LIVES and sum(made.values()) < KILLS:
                 process = start(deployment, app)

@@ -164,15 +164,10 @@ def test_an_app_reads_no_secret_and_gets_nothing_out_and_a_stranger_gets_no_task
     Node 0 is hostile, node 1 honest. One round, local privacy; then the same app with one byte more, which no site listed.
     """
     place, shared, out, site = (public_place / name for name in ("", "shared", "out", "up"))
+    settings = {"clients": 2, "rounds": 1, "min_reply_fraction": 0.5, "folder": str(out), "round_timeout": PATIENCE}
     app = make_app(
         place / "app",
-        federation={
-            "clients": 2,
-            "rounds": 1,
-            "min_reply_fraction": 0.5,
-            "folder": str(out),
-            "round_timeout": PATIENCE,
-        },
+        federation=settings,
         algorithm={"name": "ldp_fedexp", "target_epsilon": None, "noise_multiplier": 3.0},
         local=LOCAL,
         test={"site": str(site), "found": str(shared)},
@@ -215,9 +210,7 @@ def test_an_app_reads_no_secret_and_gets_nothing_out_and_a_stranger_gets_no_task
     assert f"a process of user {STRANGER} requested the app's task and was refused" in log
     for index in (0, 1):
         found = json.loads((shared / f"node{index}.json").read_text())
-        assert (found["user"], found["core"], found["opened"]) == (APP_USER, [0, 0], []), (
-            "the app saw files of the site"
-        )
+        assert (found["user"], found["core"], found["opened"]) == (APP_USER, [0, 0], []), "it saw the site's files"
         assert index == 0 or (found["dumpable"] == 0 and "token" not in found["words"])
     assert all(re.search(r"Max core file size +0 +0 ", text) for text in limits)
 
@@ -285,9 +278,7 @@ def test_only_the_user_who_has_shown_the_secret_is_answered():
         assert ask_as(APP_USER, port, task) == [200], "another process of the same user, as every app is"
     with gate(other_user=False) as port:
         assert ask_as(os.geteuid(), port, ACQUIRE, task) == [200, 200]
-        assert ask_as(STRANGER, port, ACQUIRE, task) == [404, 404], (
-            "no secret is asked for here, so no other user may ask"
-        )
+        assert ask_as(STRANGER, port, ACQUIRE, task) == [404, 404], "without a secret no other user may ask"
 
 
 @as_others

@@ -24,17 +24,12 @@ from dpfedexp.mechanisms.serialization import decode, encode
 WIDTH = 3
 COUNTED = CentralGaussian(0.5, 1.0, votes=(within_clip_vote(2.0),))
 PAPER = CentralGaussian(0.5, 1.0, numerator="paper", scalar_multiplier=3.0)
+HALVES = np.ones((2, 3), dtype=np.float16)
 
 
 @pytest.mark.parametrize(
     "values",
-    [
-        np.float32(3.0).reshape(()),
-        np.zeros((0, 3)),
-        np.arange(12.0).reshape(3, 4).T,
-        np.arange(5, dtype="<u8"),
-        np.ones((2, 3), dtype=np.float16),
-    ],
+    [np.array(3.0, "f4"), np.zeros((0, 3)), np.arange(12.0).reshape(3, 4).T, np.arange(5, dtype="<u8"), HALVES],
     ids=["single", "empty", "transposed", "words", "half"],
 )
 def test_an_array_has_the_bytes_that_flower_writes(values):
@@ -50,11 +45,8 @@ def message(content: RecordDict) -> Message:
 
 def received(**changes) -> NodeRequest:
     """What a node reads of a request in which these values were changed."""
-    record = dict(
-        NodeRequest(
-            2, "nonce", with_secure_noise(COUNTED), Sampling("poisson", 0.25), rounds=7, clients_per_node=4
-        ).to_record()
-    )
+    mechanism, sampling = with_secure_noise(COUNTED), Sampling("poisson", 0.25)
+    record = dict(NodeRequest(2, "nonce", mechanism, sampling, rounds=7, clients_per_node=4).to_record())
     return NodeRequest.from_message(message(RecordDict({REQUEST: ConfigRecord({**record, **changes})})))
 
 
@@ -129,12 +121,11 @@ def test_a_report_counts_as_much_through_the_wire_as_without_it(mechanism):
 
 
 @pytest.mark.parametrize(
-    "votes", [[-0.6, 0.0], [0.0, math.inf], [math.nan, 0.0], [0.5], [0.5, 0.1, 0.1], 0.5, "0.5", [1, 0]]
+    "votes", [[-0.6, 0.0], [0.0, math.inf], [math.nan, 0.0], [0.5], [0.5, 0.1, 0.1], 0.5, "1", [1, 0]]
 )
 def test_votes_are_as_many_as_were_asked_and_each_within_a_half(votes):
-    request = NodeRequest(
-        1, "nonce", replace(COUNTED, votes=(*COUNTED.votes, Vote("loss", 0.0, 10.0, noise=3.0))), Sampling()
-    )
+    asking = replace(COUNTED, votes=(*COUNTED.votes, Vote("loss", 0.0, 10.0, noise=3.0)))
+    request = NodeRequest(1, "nonce", asking, Sampling())
     content = report_content(Report(torch.zeros(1, WIDTH), votes=torch.tensor([[0.5, 0.1]])), request)
     said = ConfigRecord({**content.config_records[REQUEST], "votes": votes})
     with pytest.raises(InputError, match="votes"):
@@ -148,9 +139,8 @@ def test_a_level_is_one_of_those_that_exist(level):
     for value in (0, mechanism.scalar.k, level):
         given = mechanism.scalar.k + 1 if value == "k + 1" else value
         content = report_content(Report(torch.tensor([[1.0, 0.0, 0.0]]), level=torch.tensor([0])), request)
-        reply = message(
-            RecordDict({REPORT: content[REPORT], REQUEST: ConfigRecord({**content[REQUEST], "level": given})})
-        )
+        said = ConfigRecord({**content[REQUEST], "level": given})
+        reply = message(RecordDict({REPORT: content[REPORT], REQUEST: said}))
         if value == level:
             with pytest.raises(InputError, match="level is out of range"):
                 read_sums(reply, request, WIDTH)

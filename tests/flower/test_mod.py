@@ -48,24 +48,13 @@ def test_a_model_that_is_not_what_it_claims_is_refused(array, monkeypatch):
     assert reply.error.reason.startswith("dpfedexp: the array 'w'")
 
 
-def ask(
-    mechanism,
-    node_config=None,
-    trained=None,
-    state=None,
-    round=1,
-    run=1,
-    run_config=None,
-    control=None,
-    seen=None,
-    ballots=None,
-    **request,
-):
+def ask(mechanism, node_config=None, trained=None, state=None, round=1, run=1, run_config=None, seen=None, **request):
     """The mod's reply for a model of 4 ones whose app returns `trained` (for every client of the node), or raises it.
 
     `control` is the server's control variate in every coordinate; `seen` gets the messages that reach the app, and
     `ballots` are its answers to votes.
     """
+    control, ballots = request.pop("control", None), request.pop("ballots", None)
     given = NodeRequest(round, "n" * 32, mechanism, Sampling(), **request)
     seen = [] if seen is None else seen
     records = {"arrays": {"w": np.ones(4, dtype=np.float32)}}
@@ -154,13 +143,8 @@ def test_an_app_that_returns_other_arrays_gets_an_error(arrays):
     assert ask(CentralGaussian(0.2, 1.0), trained=arrays).has_error()
 
 
-LIMITS = {
-    "max_epsilon_per_round": 4.0,
-    "max_epsilon_total": 9.0,
-    "delta": 1e-5,
-    "mechanisms": ["local-gaussian", "central-gaussian"],
-    "max_clip": 1.0,
-}
+LIMITS = {"max_epsilon_per_round": 4.0, "max_epsilon_total": 9.0, "delta": 1e-5, "max_clip": 1.0}
+LIMITS |= {"mechanisms": ["local-gaussian", "central-gaussian"]}
 
 
 def guard_file(folder, **changes):

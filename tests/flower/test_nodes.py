@@ -102,7 +102,7 @@ LATER = {10: 0, 11: 1, 5: 3, 6: 4}
     ids=["lower ids later", "more than clients", "absent stays a participant", "a missing participant joins once"],
 )
 @pytest.mark.parametrize("algorithm", [REPLACE, ldp_fedexp(clip=CLIP, noise_multiplier=1.0)], ids=["central", "local"])
-def test_the_first_round_binds_and_a_later_node_never_displaces_another(
+def test_the_first_round_binds_and_a_later_node_displaces_no_other(
     connected, arrivals, asked, told, algorithm, tmp_path, caplog
 ):
     grid = Nodes(connected, arrivals)
@@ -124,9 +124,7 @@ def test_nodes_with_new_ids_do_not_take_part(tmp_path):
     start(tmp_path, Nodes({10: 0, 11: 1, 12: 2}), rounds=3, on_round=stop_after(1))
     grid = Nodes({20: 0, 21: 1, 12: 2})
     few = r"1 of 3 nodes were connected after waiting 0\.01 seconds, and the round needs at least 2"
-    with pytest.raises(
-        RoundFailed, match=few + r".* also 2 nodes that do not take part in this run.*with nodes that have keys"
-    ):
+    with pytest.raises(RoundFailed, match=few + ".* also 2 nodes that do not take part in .*with nodes that have keys"):
         start(tmp_path, grid, rounds=3, min_reply_fraction=0.6)
     assert grid.asked == []
     assert sorted(bound(tmp_path)) == [10, 11, 12]

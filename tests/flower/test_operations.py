@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -21,18 +22,9 @@ from dpfedexp.accounting import Ledger, Sampling, compose
 from dpfedexp.cli import app
 from dpfedexp.cli.flower import _files_of_nodes
 from dpfedexp.errors import InputError, RoundFailed
+from dpfedexp.flower import app as flower_app
 from dpfedexp.flower.access import check_file
-from dpfedexp.flower.app import (
-    STOPPED,
-    _final_status,
-    _show_failures,
-    _stream,
-    app_hash,
-    new_app,
-    paths_from_here,
-    read_overrides,
-    run_app,
-)
+from dpfedexp.flower.app import app_hash, new_app, paths_from_here, read_overrides, run_app
 from dpfedexp.flower.guard import Guard
 from dpfedexp.flower.local_deployment import DOWN, Deployment, find_running, make_node_key, running, stop_running
 from dpfedexp.flower.messages import NodeRequest
@@ -246,9 +238,7 @@ def test_a_file_that_other_users_can_reach_is_refused_with_the_command_that_clos
     check_file(path, 0o640 if name == "superexec" else 0o755 if path.is_dir() else 0o600)
 
 
-@pytest.mark.skipif(
-    shutil.which("openssl") is None or shutil.which("ssh-keygen") is None, reason="needs openssl and ssh-keygen"
-)
+@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="needs openssl, ssh-keygen")
 def test_the_documented_commands_of_a_site_leave_no_file_that_its_node_refuses(tmp_path):
     """Followed to the letter in a shell with the usual umask; the table for security officers says 0640 and 0600."""
     page = (Path(__file__).parents[2] / "docs" / "operator.md").read_text()
@@ -343,9 +333,7 @@ def test_a_run_takes_its_nodes_from_the_deployment_that_is_up(tmp_path, monkeypa
     app, streamed = _new_app(tmp_path), []
     with pytest.raises(InputError, match="no nodes are up for this app; start them"):
         run_app(app)
-    monkeypatch.setattr(
-        "dpfedexp.flower.app._stream", lambda command, environment, *_: streamed.append((command, environment))
-    )
+    monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *given: streamed.append(given[:2]))
     monkeypatch.setattr(Deployment, "start", lambda self: None)
     deployment = Deployment(app / ".up", 5)
     with running(deployment):
@@ -402,14 +390,15 @@ def test_a_run_whose_nodes_are_stopped_says_how_it_goes_on(tmp_path, monkeypatch
     status.unlink()
     script = f"import pathlib; print('Successfully started run 7'); pathlib.Path({str(logs / DOWN)!r}).touch()"
     script += f"; pathlib.Path({str(status)!r}).write_text({killed!r}); print('SuperLink is unavailable')"
+    stream = flower_app._stream
     monkeypatch.setattr("dpfedexp.flower.app._own_deployment", lambda *_: ({}, logs, logs))
     monkeypatch.setattr("dpfedexp.flower.app._flowers_status", lambda *_: "unknown")
     monkeypatch.setattr(
-        "dpfedexp.flower.app._stream", lambda _, *given: _stream([sys.executable, "-uc", script], *given)
+        "dpfedexp.flower.app._stream", lambda _, *given: stream([sys.executable, "-uc", script], *given)
     )
     assert run_app(tmp_path / "app", None, [f'federation.folder="{tmp_path / "run"}"']) == 4
     said = capsys.readouterr().out
-    assert STOPPED in said
+    assert flower_app.STOPPED in said
     assert "Run 7 killed: 1 of 1 rounds" in said
 
 
@@ -434,9 +423,7 @@ def test_an_apps_hash_is_of_its_source_and_settings_whatever_else_lies_in_its_fo
         app_hash(tmp_path)
 
 
-def test_a_folder_with_a_complete_run_is_refused_before_anything_is_started_and_an_unfinished_one_goes_on(
-    tmp_path, monkeypatch
-):
+def test_a_folder_with_a_complete_run_is_refused_at_once_and_an_unfinished_one_goes_on(tmp_path, monkeypatch):
     new_app(tmp_path / "app")
     start(tmp_path / "run", Nodes(THREE))
     monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *_: None)
@@ -447,10 +434,7 @@ def test_a_folder_with_a_complete_run_is_refused_before_anything_is_started_and_
     status.write_text(status.read_text().replace("completed", "running"))
     assert read_status(tmp_path / "run")["status"] == "killed"
     assert run_app(tmp_path / "app", "up", [taken]) == 2
-    with (
-        Ledger.open(tmp_path / "run" / "ledger.jsonl"),
-        pytest.raises(InputError, match="holds a run that is not over"),
-    ):
+    with Ledger.open(tmp_path / "run" / "ledger.jsonl"), pytest.raises(InputError, match="a run that is not over"):
         run_app(tmp_path / "app", "up", [taken])
     assert run_app(tmp_path / "app", "up", [f'federation.folder="{tmp_path / "new"}"']) == 2
 
@@ -459,26 +443,19 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
     """On an overloaded machine `flwr list` takes longer than anybody waits."""
     start(tmp_path / "run", Nodes(THREE))
 
-    def slow(command, **_):
-        raise subprocess.TimeoutExpired(command, 60)
-
     monkeypatch.setattr("dpfedexp.flower.app.program", str)
-    monkeypatch.setattr(subprocess, "run", slow)
-    assert _final_status(tmp_path / "run", "up", "7", {}, {})[0] == "completed"
-    assert _final_status(tmp_path / "elsewhere", "up", "7", {}, {}) == ("failed", {})
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired("flwr", 60)))
+    assert flower_app._final_status(tmp_path / "run", "up", "7", {}, {})[0] == "completed"
+    assert flower_app._final_status(tmp_path / "elsewhere", "up", "7", {}, {}) == ("failed", {})
     monkeypatch.setattr("dpfedexp.flower.app._flowers_status", lambda *given: "finished:failed")
-    status, told = _final_status(tmp_path / "run", "up", "7", {}, read_status(tmp_path / "run"))
+    status, told = flower_app._final_status(tmp_path / "run", "up", "7", {}, read_status(tmp_path / "run"))
     assert (status, told["reason"]) == ("failed", ""), "the reason of an earlier run is not this one's"
 
 
 @pytest.mark.parametrize(
     ("wrong", "right", "reason"),
     [
-        (
-            "import numpy",
-            "import nonumpy",
-            "line 3: importing it failed: ModuleNotFoundError: No module named 'nonumpy'",
-        ),
+        ("import numpy", "import nonumpy", "line 3: importing it failed: ModuleNotFoundError: .*nonumpy"),
         ("nn.Linear(4, 1)", "nn.Linaer(4, 1)", r"line 12: build_model\(\) failed: AttributeError: .*Linaer"),
         ("skiprows=1", "skiprows=0", r"line 17: load_data\('.*node0.csv'\) failed: ValueError: could not convert"),
         ("nn.Linear(4, 1)", "nn.Linear(3, 1)", "training on '.*node0.csv' failed: .*4"),
@@ -516,9 +493,9 @@ Successfully started run 17
 def test_a_failed_run_prints_the_error_in_a_sentence_and_the_rest_is_in_its_log(tmp_path, capfd):
     log = tmp_path / "run.log"
     command = [sys.executable, "-c", f"print({LOG!r}, end='')"]
-    assert _stream(command, os.environ, tmp_path, log) == "17"
+    assert flower_app._stream(command, os.environ, tmp_path, log) == "17"
     assert log.read_text() == LOG
     printed = [line for line in capfd.readouterr().out.splitlines() if line]
     assert printed == ["INFO : Round 1 of 2", "Successfully started run 17"]
-    _show_failures(_new_app(tmp_path), {log: 0, tmp_path / "run.log": 0})
+    flower_app._show_failures(_new_app(tmp_path), {log: 0, tmp_path / "run.log": 0})
     assert capfd.readouterr().out == f"Error: federation/task.py, line 9: the rows do not fit\n  The whole log: {log}\n"

@@ -108,9 +108,7 @@ class Node:
             self.durations.append(duration)
             return {node.object_id for node in seam_module.iterate_object_tree(tree)}, "session"
 
-        self.gate.push(
-            self.state, self.store.store(), send, lambda _, __, key, content: self.pushed.update({key: content})
-        )
+        self.gate.push(self.state, self.store.store(), send, lambda _, __, key, data: self.pushed.update({key: data}))
 
     def exchange(self, make, mechanism=CENTRAL, **options) -> Message:
         """Asks, lets the app answer with what `make` makes of the question, and returns the question."""
@@ -178,9 +176,7 @@ def hostile(content):
 REPORTED = {
     "rows in another array record": hostile({**honest(), "rows": arrays({"x": SECRET})}),
     "rows in metrics": hostile({**honest(), "m": MetricRecord({"rows": SECRET.tolist()})}),
-    "rows in votes that were not requested": hostile(
-        {**honest(), "dpfedexp.votes": MetricRecord({"loss": SECRET.tolist()})}
-    ),
+    "rows in votes not requested": hostile({**honest(), "dpfedexp.votes": MetricRecord({"loss": SECRET.tolist()})}),
     "text in a config record": hostile({**honest(), "c": ConfigRecord({"who": WORD})}),
     "a report of its own beside the parameters": hostile(lambda m: {**honest(), **forged(m)}),
     "huge parameters": hostile({"arrays": arrays({"w": SECRET * np.float32(1e30)})}),
@@ -319,10 +315,8 @@ def test_a_refused_request_starts_no_app(kind, tmp_path, bundle, caplog):
 
 def test_a_run_that_lies_about_its_app_or_is_an_agent_starts_nothing(tmp_path, bundle):
     other = bundle + b"\n"
-    for change, content in (
-        ({"fab_hash": hashlib.sha256(bundle).hexdigest()}, other),
-        ({"primary_task_type": TaskType.AGENT_APP}, bundle),
-    ):
+    lying, agent = {"fab_hash": hashlib.sha256(bundle).hexdigest()}, {"primary_task_type": TaskType.AGENT_APP}
+    for change, content in ((lying, other), (agent, bundle)):
         node = Node(tmp_path, bundle)
         node.run, node.bundle = replace(node.run, **change), content
         node.ask()
@@ -436,10 +430,7 @@ def test_a_run_that_overrides_a_pinned_setting_gets_no_answer(tmp_path, bundle):
     node.run = replace(node.run, override_config={"federation.folder": "/x", "federation.rounds": 10**9})
     node.ask()
     node.push()
-    assert (
-        "overrides federation.rounds, which is not among the overrides that the site allows"
-        in node.answer().error.reason
-    )
+    assert "overrides federation.rounds, which is not among the overrides that" in node.answer().error.reason
     assert node.charges == 0
 
 

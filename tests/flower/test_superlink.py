@@ -23,17 +23,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.flower import superlink as own_messages
 from dpfedexp.flower.access import node_id, parse_address, read_keys, read_nodes
 from dpfedexp.flower.local_deployment import make_node_key
-from dpfedexp.flower.superlink import (
-    EXPECTED,
-    FLEET,
-    FilteredApp,
-    NodeMessages,
-    handlers,
-    is_fleet,
-    is_own_user,
-    memory_factories,
-    serve,
-)
+from dpfedexp.flower.superlink import EXPECTED, FLEET, FilteredApp, NodeMessages, handlers, memory_factories, serve
 
 
 @pytest.fixture
@@ -99,20 +89,14 @@ async def everything(scope, receive, send):
 
 
 def test_the_nodes_end_serves_flowers_fleet_paths_and_nothing_else():
-    outer = FilteredApp(everything, is_fleet)
+    outer = FilteredApp(everything, own_messages.is_fleet)
     assert {route.path for route in fleet_router.routes} == FLEET
     for path in FLEET:
         assert ask(outer, path) == 200
         assert ask(outer, path, method="GET") == 404
         assert ask(outer, path + "/") == 404
-    closed = (
-        "/v1/control/start-run",
-        "/v1/control/register-node",
-        "/v1/runtime/acquire-task",
-        "/health",
-        "/openapi.json",
-    )
-    for path in (*closed, "/v1/fleet/../control/start-run", "//v1/control/start-run", "/docs", "/"):
+    closed = ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/openapi.json")
+    for path in (*closed, "/v1/fleet/../control/start-run", "//v1/control/start-run", "/health", "/docs", "/"):
         assert ask(outer, path) == 404
     assert ask(outer, "/v1/fleet/pull-messages", kind="websocket") == 1000
 
@@ -124,14 +108,14 @@ def test_a_loopback_connection_is_known_by_its_user(monkeypatch):
         server.listen()
         with socket.create_connection(server.getsockname()) as client:
             scope = {"client": client.getsockname(), "server": client.getpeername()}
-            assert is_own_user(scope)
+            assert own_messages.is_own_user(scope)
             monkeypatch.setattr("os.geteuid", lambda: 12345)
-            assert is_own_user(scope) == (os.getuid() == 0)
-            assert not is_own_user({"client": ("127.0.0.1", 1), "server": client.getpeername()})
-            assert not is_own_user({"client": None, "server": None})
+            assert own_messages.is_own_user(scope) == (os.getuid() == 0)
+            assert not own_messages.is_own_user({"client": ("127.0.0.1", 1), "server": client.getpeername()})
+            assert not own_messages.is_own_user({"client": None, "server": None})
             monkeypatch.undo()
             client.shutdown(socket.SHUT_RDWR)
-        assert not is_own_user(scope), (
+        assert not own_messages.is_own_user(scope), (
             "the kernel lists a socket that was closed as root's, even if another user opened it"
         )
 
@@ -156,10 +140,7 @@ def test_another_version_of_flower_is_refused_before_anything_is_served(keys, mo
     """The SuperLink stands on private functions as the node does."""
     given = {"fleet": "127.0.0.1:9092", "control_port": 1, "nodes": keys}
     monkeypatch.setattr("flwr.__version__", "1.43.0")
-    with pytest.raises(
-        InputError,
-        match=r"superlink was made for flwr 1\.41\.0 or 1\.42\.0, and this is 1\.43\.0; install flwr==1\.42\.0",
-    ):
+    with pytest.raises(InputError, match=r"for flwr 1\.41\.0 or 1\.42\.0, and this is 1\.43\.0; install flwr==1"):
         serve([], **given)
     monkeypatch.undo()
     monkeypatch.setattr("flwr.superlink.main.create_app", lambda settings: None)

@@ -58,9 +58,8 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
     """`flwr run . local`: Ray, three virtual nodes, as good as no noise."""
     home, out = tmp_path / "home", tmp_path / "out"
     home.mkdir()
-    (home / "config.toml").write_text(
-        '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local-in-memory:"\n'
-    )
+    config = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local-in-memory:"\n'
+    (home / "config.toml").write_text(config)
     app = make_app(
         tmp_path / "app",
         federation={"rounds": 1, "folder": str(out), "round_timeout": PATIENCE},

@@ -1,6 +1,7 @@
 """Two aggregators on Flower: real messages, real serialization, a helper's file with its ledger, and parties that misbehave."""
 
 import copy
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from dpfedexp.accounting import Ledger, compose
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold
 from dpfedexp.algorithms.algorithm import with_aggregation
-from dpfedexp.algorithms.round import Poisson, advance
+from dpfedexp.algorithms.round import Poisson
 from dpfedexp.core.clipping import AdaptiveClip
+from dpfedexp.engine import engine
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp, answer, private_training, strategy_from
 from dpfedexp.flower.guard import HelperFile
 from dpfedexp.flower.messages import HELPER, REPORT, REQUEST
+from tests.engine.small import crash_in
 
 from ..mechanisms.parties import charges, helper_file, public_key
 from .loopback import LOCAL, LoopbackGrid, Silence, plain_app, problem
@@ -232,19 +235,12 @@ def other_run():
     TaskIdentity.run_id = before
 
 
-def test_a_server_that_dies_between_the_answer_and_the_release_is_resumed_and_pays_again(
-    tmp_path, monkeypatch, other_run
-):
+def test_a_server_that_dies_between_answer_and_release_is_resumed_and_pays_again(tmp_path, monkeypatch, other_run):
     federation = Federation(tmp_path)
     strategy = federation.strategy(FREE)
 
-    def dies(algorithm, release, state, **more):
-        if state.round == 1:
-            raise RuntimeError("killed")
-        return advance(algorithm, release, state, **more)
-
     with monkeypatch.context() as patched:
-        patched.setattr("dpfedexp.engine.engine.advance", dies)
+        crash_in(patched, engine, "advance", 2, before=True, error=RuntimeError("killed"))
         with pytest.raises(RuntimeError, match="killed"):
             strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
     assert charges(federation.file) == 2
@@ -254,17 +250,11 @@ def test_a_server_that_dies_between_the_answer_and_the_release_is_resumed_and_pa
     assert charges(federation.file) == len(Ledger.open(tmp_path / "run" / "ledger.jsonl").entries) == 3
 
 
-def test_a_helper_that_dies_between_charge_and_answer_is_asked_again_and_both_pay_again(
-    tmp_path, monkeypatch, other_run
-):
+def test_a_helper_that_dies_between_charge_and_answer_is_asked_again_and_both_pay(tmp_path, monkeypatch, other_run):
     """One client dies in the same round, before it answers."""
-    federation = Federation(
-        tmp_path, reply_of=lambda message, reply: None if message.metadata.dst_node_id == 2 else reply
-    )
+    federation = Federation(tmp_path, reply_of=lambda asked, reply: None if asked.metadata.dst_node_id == 2 else reply)
 
-    def dies(self, *given):
-        raise RuntimeError("killed")
-
+    dies = Mock(side_effect=RuntimeError("killed"))
     with monkeypatch.context() as patched:
         patched.setattr("dpfedexp.mechanisms.two_party.TwoPartyGaussian.noise_units", dies)
         with pytest.raises(RoundFailed, match="the helper failed; see its log"):

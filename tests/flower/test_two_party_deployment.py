@@ -52,15 +52,10 @@ def test_two_rounds_with_a_helper_are_on_every_ledger_and_a_server_that_is_kille
     (tmp_path / "guard.toml").write_text(GUARD.format(key=public_key(file)), encoding="utf-8")
     WithHelper.helper, WithHelper.guard = str(file.path), str(tmp_path / "guard.toml")
     out, charged = tmp_path / "out", tmp_path / "helper" / "helper.ledger.jsonl"
+    settings = {"clients": CLIENTS, "rounds": 2, "folder": str(out), "node_timeout": PATIENCE, "round_timeout": 60.0}
     app = make_app(
         tmp_path / "app",
-        federation={
-            "clients": CLIENTS,
-            "rounds": 2,
-            "folder": str(out),
-            "node_timeout": PATIENCE,
-            "round_timeout": 60.0,
-        },
+        federation=settings,
         algorithm={"target_epsilon": None, "noise_multiplier": 2.0, "step": "paper", "aggregation": "two-party"},
         local=LOCAL,
     )

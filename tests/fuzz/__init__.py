@@ -1,1 +1,1 @@
-"""Hostile input for every parser. Each target is a module: `python -m tests.fuzz.ledger --minutes 10`."""
+"""Hostile input for every parser, and random programs for secure runs."""

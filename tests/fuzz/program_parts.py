@@ -467,9 +467,8 @@ _LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 def _odd(chance: Chance, place: str) -> nn.Module:
     """A part that may let clients meet."""
-    kind = chance.pick(
-        f"{place}: part", "remembers", "remembers", "draws", "function", *(["layer"] * 2 * (place == "module"))
-    )
+    more = ["layer"] * 2 * (place == "module")
+    kind = chance.pick(f"{place}: part", "remembers", "remembers", "draws", "function", *more)
     if kind == "remembers":
         return Remembers(chance, place)
     if kind == "layer":

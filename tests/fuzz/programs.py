@@ -120,19 +120,15 @@ def _run(chance: Chance, hostile: bool) -> Run:
         trainer, chunk = chance.pick("trainer", *trainers), chance.pick("chunk", 1, 2, 3, 5)
         execution = Execution(trainer=trainer, chunk_size=chunk, device="cpu")
         # A secure run draws its streams anew; here two runs are compared bit for bit.
-        with (
-            mock.patch("dpfedexp.engine.prepare.secrets.randbits", return_value=12345),
-            warnings.catch_warnings(),
-        ):
+        entropy = mock.patch("dpfedexp.engine.prepare.secrets.randbits", return_value=12345)
+        with entropy, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            simulation, _ = prepare(
-                model, clients, PRIVATE, local=local, loss=loss, rounds=2, secure=True, execution=execution
-            )
+            given = {"local": local, "loss": loss, "rounds": 2, "secure": True, "execution": execution}
+            simulation, _ = prepare(model, clients, PRIVATE, **given)
             state = simulation.begin()
             if LOCAL_RATE in state.memory:
-                state = replace(
-                    state, memory={**state.memory, LOCAL_RATE: torch.full_like(state.memory[LOCAL_RATE], 0.3)}
-                )
+                rate = torch.full_like(state.memory[LOCAL_RATE], 0.3)
+                state = replace(state, memory={**state.memory, LOCAL_RATE: rate})
             rows = []
             for number in (1, 2):
                 judge = simulation.cohort.task.look()
@@ -142,9 +138,8 @@ def _run(chance: Chance, hostile: bool) -> Run:
                 judge()
     finally:
         torch.set_num_threads(threads)
-    return Run(
-        (simulation.cohort.trainer.name, simulation.cohort.chunk_size, simulation.cohort.unit), torch.cat(rows), place
-    )
+    cohort = simulation.cohort
+    return Run((cohort.trainer.name, cohort.chunk_size, cohort.unit), torch.cat(rows), place)
 
 
 @contextmanager

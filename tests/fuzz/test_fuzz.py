@@ -128,10 +128,8 @@ def ledger(folder: Path) -> Target:
     def lines(count: int, sampling: Sampling) -> bytes:
         kinds = [*MECHANISMS, NoPrivacy()]
         header = {"format": "dpfedexp-ledger", "version": 1, "config": ""}
-        charges = [
-            {"seq": n + 1, "round": n + 1, "event": to_json(kinds[n % len(kinds)].event(sampling))}
-            for n in range(count)
-        ]
+        events = [to_json(kinds[n % len(kinds)].event(sampling)) for n in range(count)]
+        charges = [{"seq": n, "round": n, "event": event} for n, event in enumerate(events, 1)]
         return b"\n".join(json.dumps(line).encode() for line in [header, *charges])
 
     def file(count: int) -> bytes:
@@ -249,12 +247,8 @@ def replies(folder: Path) -> Target:
         content = wire.sums_content(sums, request) if sums else wire.report_content(report, request)
         array = content.array_records[wire.REPORT]["vector"]
         kind = {"dtype": array.dtype, "shape": list(array.shape), "stype": array.stype}
-        return (
-            bytes([number])
-            + json.dumps([dict(content.config_records[wire.REQUEST]), kind]).encode()
-            + b"\0"
-            + array.data
-        )
+        said = json.dumps([dict(content.config_records[wire.REQUEST]), kind]).encode()
+        return bytes([number]) + said + b"\0" + array.data
 
     def message(make: Callable[[], RecordDict]) -> SimpleNamespace:
         """What Flower itself would hand over; input that it refuses is not ours to judge. Only the content is read."""

@@ -3,20 +3,17 @@
 import ast
 import contextlib
 import json
-import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfedexp import config
-from dpfedexp.accounting import Ledger
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.outlets import CHECKPOINT
-from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.errors import InputError
 from tests.sizes import sized
 
 SOURCE = Path(__file__).parents[2] / "src" / "dpfedexp"
@@ -27,27 +24,14 @@ values = st.recursive(
 )
 sections = ["data", "model", "algorithm", "local", "participation", "run", "resolved", "other"]
 known = ["clip", "name", "kind", "rounds", "seed", "lr", "rate", "count", "options", "delta", "target_epsilon"]
+section = st.dictionaries(st.sampled_from(known) | st.text(max_size=6), values, max_size=4) | values
 
 
 @settings(max_examples=sized(25, 1000), deadline=None)
-@given(
-    st.dictionaries(
-        st.sampled_from(sections),
-        st.dictionaries(st.sampled_from(known) | st.text(max_size=6), values, max_size=4) | values,
-    )
-)
+@given(st.dictionaries(st.sampled_from(sections), section))
 def test_any_tree_is_settings_or_one_sentence(tree):
     with contextlib.suppress(InputError):
         config.parse(tree).check()
-
-
-def test_a_ledger_line_without_an_end_is_refused_before_it_is_read_whole(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    Ledger.create(path).close()
-    with path.open("ab") as file:
-        file.write(b"[" * 2**22)
-    with pytest.raises(LedgerError, match="longer than any ledger"):
-        Ledger.open(path, read_only=True)
 
 
 def huge(path):
@@ -65,20 +49,6 @@ def test_a_checkpoint_that_claims_too_much_or_is_a_pickle_is_refused(tmp_path, w
     write(tmp_path / CHECKPOINT)
     with pytest.raises(InputError, match="damaged"):
         checkpoint.load(tmp_path)
-
-
-def test_arrays_that_hold_objects_are_refused_and_never_unpickled(tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "trapped"),)
-
-    np.savez(tmp_path / "data.npz", inputs=np.array([Trap()], dtype=object), targets=np.zeros(1))
-    tree = {"data": {"kind": "npz", "path": str(tmp_path / "data.npz")}, "model": {"name": "mlp"}}
-    from dpfedexp.config import problem
-
-    with pytest.raises(InputError, match=r"\.npz"):
-        problem.build(config.parse(tree))
-    assert not (tmp_path / "trapped").exists()
 
 
 def calls(tree: ast.AST):
@@ -102,7 +72,7 @@ def test_nothing_in_the_library_unpickles_evaluates_or_runs_a_shell():
                 given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert given.get("allow_pickle", "False") == "False", f"{path.name} line {node.lineno}"
                 assert given.get("shell", "False") == "False", f"{path.name} line {node.lineno}"
-                assert not (name in ("np.load", "numpy.load") and "allow_pickle" not in given), (
+                assert name not in ("np.load", "numpy.load") or "allow_pickle" in given, (
                     f"{path.name} line {node.lineno}"
                 )
 

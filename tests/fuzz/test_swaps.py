@@ -148,9 +148,7 @@ def check(world: World, chance: random.Random) -> str:
     after = lines(world.folder)
     assert after[: len(before)] == before, "a charge was lost"
     charged = Ledger.open(world.folder / FILES[0], read_only=True).entries
-    assert set(range(1, min(done + 1, ROUNDS) + 1)) <= {entry.round for entry in charged if entry.run == run}, (
-        "uncharged"
-    )
+    assert set(range(1, min(done + 1, ROUNDS) + 1)) <= {one.round for one in charged if one.run == run}, "uncharged"
     if world.secure and done < ROUNDS:
         assert len(after) == len(before) + 1, "fresh noise was not charged"
     with world.open()[1] as again:

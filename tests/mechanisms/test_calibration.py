@@ -5,22 +5,12 @@ import itertools
 import pytest
 import torch
 
-from dpfedexp import (
-    AdaptiveClip,
-    Execution,
-    FixedSize,
-    InputError,
-    Poisson,
-    Sgd,
-    cdp_fedexp,
-    dp_fedavg,
-    ldp_fedexp,
-    train,
-)
+from dpfedexp import AdaptiveClip, Execution, FixedSize, Poisson, Sgd, cdp_fedexp, dp_fedavg, ldp_fedexp, train
 from dpfedexp.accounting import compose
 from dpfedexp.algorithms.round import Full
 from dpfedexp.config import parse
 from dpfedexp.data import synthetic_regression
+from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.local_gaussian import SecureLocalGaussian
@@ -31,6 +21,7 @@ from tests.sizes import long
 M, D, ROUNDS = 30, 12, 10
 
 MODES = (False, True, "strict")
+SLOW = pytest.param(FixedSize(10), "replace-one", marks=long)
 
 PROBLEM = synthetic_regression(M, D, seed=1)
 
@@ -44,12 +35,7 @@ def bound(algorithm, participation=Full(), secure=False):
 
 @pytest.mark.parametrize(
     ("participation", "adjacency"),
-    [
-        (Full(), "replace-one"),
-        (Full(), "add-remove"),
-        (Poisson(0.4), "add-remove"),
-        pytest.param(FixedSize(10), "replace-one", marks=long),
-    ],
+    [(Full(), "replace-one"), (Full(), "add-remove"), (Poisson(0.4), "add-remove"), SLOW],
     ids=repr,
 )
 def test_the_target_is_met_and_never_exceeded_by_the_noise_that_is_drawn(participation, adjacency):
@@ -142,9 +128,7 @@ def test_the_scalar_noise_of_the_paper_is_d_z2_over_the_cohort(participation):
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_the_adaptive_clip_of_a_round_is_the_radius_that_its_mechanism_keeps_and_scales_its_noise_by(
-    monkeypatch, secure
-):
+def test_the_adaptive_clip_of_a_round_is_the_radius_of_its_mechanism_and_scales_its_noise(monkeypatch, secure):
     """Every round: rows inside the ball of the history's clip, and noise of z times that clip."""
     kind = SecureCentralGaussian if secure else CentralGaussian
     collected, noise = [], []

@@ -39,18 +39,6 @@ def test_c_is_unbiased(d, gamma):
         assert abs(float(along.mean()) - expected) < 5 * float(along.std()) / math.sqrt(count)
 
 
-def test_taking_the_cap_with_probability_gamma_would_point_away():
-    """The misprint "w.p. γ": with γ in place of p, the mean of V is on the wrong side of u."""
-    constants = direction(237, 2.0, 2.0)
-    uniform = torch.rand(200_000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    right = sample_height(constants, uniform)
-    literal = sample_height(
-        type(constants)(237, constants.gamma, constants.gamma, constants.q, constants.log_m), uniform
-    )
-    assert float(literal.mean()) < -5 * float(literal.std()) / math.sqrt(200_000)
-    assert float(right.mean()) == pytest.approx(constants.m, rel=0.02)
-
-
 def test_the_log_ratio_of_the_two_most_telling_reports_is_the_epsilon_of_a_report():
     mechanism = PrivUnit(0.3, 3)
     here = torch.tensor([[0.3, 0.0, 0.0]])
@@ -238,9 +226,3 @@ def test_randomized_response_has_the_exact_ratio(epsilon2):
     share = (1 - expected) / scalar.k
     assert torch.allclose(others, torch.full_like(others, share), atol=5 * math.sqrt(share / 400_000))
     assert int(levels(scalar, 1.0 + 1e-7, 10_000).max()) == scalar.k, "a norm above the clip by rounding"
-
-
-def test_the_papers_integer_test_for_the_level_fails_in_floating_point():
-    scalar = ScalarDP(9.0, 1e-4)
-    level = scalar.magnitude(torch.arange(scalar.k + 1)).float() / scalar.a + scalar.b
-    assert not torch.equal(level, level.round())

@@ -29,9 +29,7 @@ def sums(mechanism, places=torch.arange(20) % 5 + 1):
 def test_every_bin_has_independent_noise_of_the_size_that_is_charged(mechanism):
     """500 releases of five bins: the law of each by Kolmogorov and Smirnov, and correlations below 6/√500."""
     added, system = sums(mechanism), ChaChaNoise()
-    assert added.vector.tolist() == pytest.approx([2.0] * 5, rel=1e-5), (
-        "four of the twenty clients stand in each bin with a half"
-    )
+    assert added.vector.tolist() == pytest.approx([2.0] * 5, rel=1e-5), "four clients in each bin"
     drawn = [mechanism.release(added, 20, system, system).c_bar.tolist() for _ in range(500)]
     draws = len(getattr(mechanism, "sides", ("server",)))
     standard = (np.array(drawn) * 20 - 2.0) / (4.0 * draws**0.5)

@@ -17,6 +17,7 @@ from dpfedexp.core.noise import Streams
 from dpfedexp.mechanisms import MECHANISMS, Mechanism, Report, mechanism_class
 from dpfedexp.mechanisms.registry import round_event
 from dpfedexp.mechanisms.serialization import decode, encode
+from tests.engine.small import random_rows
 from tests.sizes import sized
 
 from .local_laplace import ENTRY
@@ -49,8 +50,7 @@ def bound(name, **more) -> Mechanism:
 
 
 def problem():
-    generator = torch.Generator().manual_seed(1)
-    rows = [(torch.randn(4, D - 1, generator=generator), torch.randn(4, generator=generator)) for _ in range(CLIENTS)]
+    rows = random_rows([4] * CLIENTS, D - 1, seed=1)
     return torch.nn.Sequential(torch.nn.Linear(D - 1, 1), torch.nn.Flatten(0)), Federation.from_clients(rows)
 
 
@@ -205,10 +205,9 @@ def test_the_command_line_prices_a_round_as_the_mechanism_does(name):
     if name == "none":
         assert round_event(name, RoundSettings()).family == "none"
         return
-    flags = {"privunit": ["--epsilon0", "1", "--epsilon1", "1", "--epsilon2", "1"]}.get(
-        name, ["--noise-multiplier", "1"]
-    )
-    told = CliRunner().invoke(app, ["privacy", "epsilon", "--mechanism", name, "--rounds", "3", "--json", *flags])
+    flags = "--epsilon0 1 --epsilon1 1 --epsilon2 1" if name == "privunit" else "--noise-multiplier 1"
+    words = f"privacy epsilon --mechanism {name} --rounds 3 --json {flags}".split()
+    told = CliRunner().invoke(app, words)
     assert told.exit_code == 0, told.output
     expected = compose([(bound(name).event(Sampling()), 3)], 1e-5).epsilon
     assert json.loads(told.stdout)["epsilon_total"] == pytest.approx(expected, rel=1e-12)

@@ -21,6 +21,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.models import linear_regression
 from tests.arguments import arguments
+from tests.engine.small import Crash, crash_in
 
 CENTRAL = {
     "plain": CentralGaussian(0.3, 2.0),
@@ -37,9 +38,8 @@ ROWS = torch.randn(40, 9, generator=torch.Generator().manual_seed(0))
 
 def one_round(mechanism, noise, scalar):
     clipped = clip(ROWS, mechanism.clip)
-    return mechanism.release(
-        mechanism.collect(mechanism.randomize(clipped, torch.arange(40), noise)), 40.0, noise, scalar
-    )
+    sums = mechanism.collect(mechanism.randomize(clipped, torch.arange(40), noise))
+    return mechanism.release(sums, 40.0, noise, scalar)
 
 
 @pytest.mark.parametrize("name", CENTRAL)
@@ -170,19 +170,8 @@ def test_a_secure_run_draws_who_takes_part_from_the_system_too():
 def test_a_secure_round_that_is_computed_again_is_paid_for_again(tmp_path, monkeypatch):
     """Two noisy answers to the same question are two releases, even if a crash hid the first one from everybody but the disk."""
     algorithm = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
-
-    class Crash(BaseException):
-        pass
-
-    save = checkpoint.save
-
-    def fail(folder, state, *rest):
-        if state.round:
-            raise Crash
-        save(folder, state, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", fail)
+        crash_in(patch, checkpoint, "save", 2, before=True)
         with pytest.raises(Crash):
             run(algorithm, secure=True, out=tmp_path)
     done = run(algorithm, secure=True, out=tmp_path)

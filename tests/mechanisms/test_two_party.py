@@ -19,6 +19,7 @@ from dpfedexp.core.sums import WITHIN_CLIP, VoteSpec
 from dpfedexp.mechanisms.aggregation import server_release
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
+from tests.engine.small import random_rows
 
 D, CLIENTS = 7, 12
 
@@ -118,10 +119,8 @@ def test_every_scalar_of_a_side_has_a_draw_of_its_own():
     mechanism = bound("adaptive clip", votes=(VoteSpec("a"), VoteSpec("b")))
     streams = Streams(2)
     _, steps, deviations = mechanism._by_column(mechanism.columns(D))
-    drawn = [
-        mechanism.noise_units(mechanism.columns(D), side, streams.at("x", 1), streams.at("y", 1)).double()
-        for side in mechanism.sides
-    ]
+    given = (streams.at("x", 1), streams.at("y", 1))
+    drawn = [mechanism.noise_units(mechanism.columns(D), side, *given).double() for side in mechanism.sides]
     values = [value for row in drawn for value in (row / (deviations / steps))[D:].tolist()]
     assert len(values) == 8
     assert min(abs(a - b) for i, a in enumerate(values) for b in values[:i]) > 1e-4
@@ -182,8 +181,7 @@ def test_the_charge_is_one_aggregators_noise_and_sampling_hides_no_client_from_i
 
 
 def problem():
-    generator = torch.Generator().manual_seed(1)
-    rows = [(torch.randn(4, D - 1, generator=generator), torch.randn(4, generator=generator)) for _ in range(CLIENTS)]
+    rows = random_rows([4] * CLIENTS, D - 1, seed=1)
     return torch.nn.Sequential(torch.nn.Linear(D - 1, 1), torch.nn.Flatten(0)), Federation.from_clients(rows)
 
 
@@ -208,9 +206,8 @@ def test_train_takes_the_aggregation_and_states_it(aggregation, tmp_path):
 def test_scaffold_secure_noise_and_sampling_run_with_two_aggregators():
     model, clients = problem()
     more = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "execution": "cpu"}
-    scaffold, average = (
-        with_aggregation(one(clip=0.3, noise_multiplier=1.0), "two-party") for one in (dp_scaffold, dp_fedavg)
-    )
+    made = (one(clip=0.3, noise_multiplier=1.0) for one in (dp_scaffold, dp_fedavg))
+    scaffold, average = (with_aggregation(one, "two-party") for one in made)
     run = train(model, clients, scaffold, **more)
     assert len(run.history) == 2
     sampled = train(model, clients, average, secure=True, participation=Poisson(0.5), **more)
@@ -222,11 +219,7 @@ def test_scaffold_secure_noise_and_sampling_run_with_two_aggregators():
     ("algorithm", "aggregation", "words"),
     [
         (ldp_fedexp(clip=0.3, noise_multiplier=1.0), "two-party", "needs 'central-gaussian'"),
-        (
-            dp_fedavg(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
-            "two-party",
-            "both aggregators see who takes part",
-        ),
+        (dp_fedavg(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"), "two-party", "both aggregators"),
         (dp_fedavg(clip=0.3, noise_multiplier=1.0), "three-party", "'three-party'"),
     ],
 )
@@ -235,10 +228,6 @@ def test_what_two_aggregators_can_not_do_is_refused(algorithm, aggregation, word
         with_aggregation(dp_fedavg(clip=1.0, noise_multiplier=1e-3), "two-party").bind(D, 1e9, Sampling(), 1)
     model, clients = problem()
     who = Full(population=CLIENTS) if algorithm.adjacency == "add-remove" else None
+    given = {"local": Sgd(lr=0.1, steps=2), "rounds": 1, "participation": who}
     with pytest.raises(InputError, match=words):
-        train(
-            *(model, clients, with_aggregation(algorithm, aggregation)),
-            local=Sgd(lr=0.1, steps=2),
-            rounds=1,
-            participation=who,
-        )
+        train(model, clients, with_aggregation(algorithm, aggregation), **given)

@@ -40,11 +40,7 @@ def test_the_plot_is_over_rounds_or_epsilon_and_its_legend_covers_no_axis():
         ([], {}, "pass a list of runs or of their folders"),
         ("runs/first", {}, "pass a list of runs or of their folders"),
         (["nowhere"], {}, "the folder 'nowhere' does not exist"),
-        (
-            None,
-            {"metric": "test_los"},
-            "metric is 'test_los', which the runs did not measure. Did you mean 'test_loss'?",
-        ),
+        (None, {"metric": "test_los"}, "which the runs did not measure. Did you mean 'test_loss'?"),
         (None, {"over": "time"}, "over is 'time'; it must be 'round' or 'epsilon'"),
     ],
 )

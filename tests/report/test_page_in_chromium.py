@@ -14,9 +14,8 @@ from tests.report.pages import write_paper, write_run
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    return report(
-        write_paper(tmp_path_factory.mktemp("results") / "paper", "table1", "synthetic", "mnist", "step-size", "beyond")
-    )
+    place = tmp_path_factory.mktemp("results") / "paper"
+    return report(write_paper(place, "table1", "synthetic", "mnist", "step-size", "beyond"))
 
 
 def visit(browser, path: Path, width: int = DESK, scheme: str = "light") -> None:
@@ -58,13 +57,11 @@ def test_hover_shows_the_values_and_leaving_hides_them(browser, page):
 def test_both_color_schemes_and_the_button(browser, page):
     visit(browser, page, scheme="dark")
     assert lightness(background(browser)) < 0.2
-    dark_line = browser.execute_script("return getComputedStyle(document.querySelector('.series polyline')).stroke")
+    line = "return getComputedStyle(document.querySelector('.series polyline')).stroke"
+    dark_line = browser.execute_script(line)
     visit(browser, page, scheme="light")
     assert lightness(background(browser)) > 0.9
-    assert (
-        browser.execute_script("return getComputedStyle(document.querySelector('.series polyline')).stroke")
-        != dark_line
-    )
+    assert browser.execute_script(line) != dark_line
     button = browser.find_element("id", "theme")
     seen = []
     for _ in range(3):

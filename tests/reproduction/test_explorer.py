@@ -106,14 +106,11 @@ def test_rows_for_other_readers_are_the_statements(opened):
         ours = plan(setting, setting["z"])
         event = ours.mechanism.event(ours.sampling)
         if setting["who"] == "central":
-            mus = [
-                event.under(adjacency).mu * math.sqrt(setting["rounds"]) for adjacency in ("replace-one", "add-remove")
-            ]
+            mus = [event.under(kind).mu * math.sqrt(setting["rounds"]) for kind in ("replace-one", "add-remove")]
             assert [row[1] for row in rows] == pytest.approx(mus, rel=1e-9)
         elif setting["step"] == "free":
-            view, _ = models_only(
-                [(event, setting["rounds"])], setting["delta"], setting["clients"], setting["clients"]
-            )
+            clients = setting["clients"]
+            view, _ = models_only([(event, setting["rounds"])], setting["delta"], clients, clients)
             assert view is not None
             assert rows[1][2] == pytest.approx(view.epsilon_total, rel=TOLERANCE, abs=TOLERANCE)
         else:
@@ -127,11 +124,8 @@ def test_what_an_attacker_can_guess_is_the_exact_trade_off(opened):
         {"mu": 10 ** (i / 20 - 3), "alarms": 10 ** (-5 * (i % 17) / 17) / 2, "prior": (i % 23 + 1) / 24}
         for i in range(100)
     ]
-    seen = answers(
-        opened,
-        "return [accountant.advantage(s.mu), accountant.hits(s.mu, s.alarms), accountant.right(s.mu, s.prior)]",
-        given,
-    )
+    script = "return [accountant.advantage(s.mu), accountant.hits(s.mu, s.alarms), accountant.right(s.mu, s.prior)]"
+    seen = answers(opened, script, given)
     for one, (advantage, hits, right) in zip(given, seen, strict=True):
         mu, prior = one["mu"], one["prior"]
         assert advantage == pytest.approx(gdp.advantage(mu), rel=1e-12)
@@ -167,10 +161,8 @@ def slide(browser, name: str, position: int) -> None:
 
 
 def drawn(browser) -> dict[str, str]:
-    return {
-        name: browser.execute_script(f"return document.querySelector('[data-chart={name}]').innerHTML")
-        for name in CHARTS
-    }
+    script = "return document.querySelector(`[data-chart=${arguments[0]}]`).innerHTML"
+    return {name: browser.execute_script(script, name) for name in CHARTS}
 
 
 def test_it_is_one_file_that_loads_nothing(page):

@@ -73,9 +73,7 @@ def test_the_commit_is_recorded_and_whether_the_source_differs_from_it(tmp_path,
         (tmp_path / "results.json").write_text("results are no source")
         head = git("rev-parse", "HEAD").strip()
         assert imported("src/dpfedexp") == (head, False)
-        assert imported("lib/site-packages/dpfedexp") == (None, None), (
-            "the repository around a wheel is another project's"
-        )
+        assert imported("lib/site-packages/dpfedexp") == (None, None), "a wheel in another project's repository"
         (tmp_path / "src" / "dpfedexp" / "new.py").touch()
         assert imported("src/dpfedexp") == (head, True)
     finally:
@@ -102,9 +100,8 @@ def test_a_missing_run_names_the_field_that_sets_it_apart():
     local = RUN.settings.local.model_copy(update={"lr": 0.5})
     other = TrainingRun(RUN.settings.model_copy(update={"local": local}), "other", RUN.curves)
     assert missing([other, RUN, other], results) == [other]
-    assert results.why_missing(other) == (
-        "'other': the nearest record is 'a run, seed 0', but local.lr is 0.5 now and was 0.001"
-    )
+    nearest = "the nearest record is 'a run, seed 0', but local.lr is 0.5 now and was 0.001"
+    assert results.why_missing(other) == f"'other': {nearest}"
 
 
 TINY = {"data.clients": 12, "data.dimension": 5, "run.rounds": 3, "local.steps": 2}
@@ -171,9 +168,8 @@ def test_a_record_without_a_step_had_the_papers_and_is_not_taken_for_a_safe_run(
     recorded = in_full(settings)
     del recorded["algorithm"]["step"]
     assert key(in_full(settings), None) == key(recorded, None)
-    assert differences(in_full(vary(settings, {"algorithm.step": None})), recorded) == [
-        "algorithm.step is 'safe' now and was 'paper'"
-    ]
+    safe = in_full(vary(settings, {"algorithm.step": None}))
+    assert differences(safe, recorded) == ["algorithm.step is 'safe' now and was 'paper'"]
     average = in_full(experiment("mnist-cdp-fedavg"))
     assert average["algorithm"].pop("step") == "paper"
     assert key(average, None) == key(in_full(experiment("mnist-cdp-fedavg")), None)

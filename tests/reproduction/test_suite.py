@@ -16,15 +16,8 @@ from reproduction.suite.suite_runs import Place, run_suite
 from dpfedexp.core import local_rate
 from dpfedexp.errors import InputError
 
-ADVANTAGE = {
-    "fit": 0.04,
-    "safe": 0.03,
-    "fedavg": 0.0,
-    "plain": -0.1,
-    "auto": 0.03,
-    "fedavg-tuned": 0.02,
-    "fedadam-tuned": 0.0,
-}
+ADVANTAGE = {"fit": 0.04, "safe": 0.03, "fedavg": 0.0, "plain": -0.1, "auto": 0.03}
+ADVANTAGE |= {"fedavg-tuned": 0.02, "fedadam-tuned": 0.0}
 
 
 def made_up_result(run: SuiteRun, advantage: dict[str, float] = ADVANTAGE) -> Result:
@@ -94,12 +87,11 @@ TINY = Size(seeds=1, headline_seeds=1, grid_seeds=1, epsilons=(8.0,), headline_e
 @pytest.fixture
 def tiny(monkeypatch):
     """The made-up regression with 30 clients, two rounds and two local steps."""
-    problem = replace(
-        PROBLEMS["regression-2"],
-        make=lambda folders, seed: synthetic_problems.regression(2.0, seed, clients=30),
-        rounds=2,
-        steps=2,
-    )
+
+    def make(folders, seed):
+        return synthetic_problems.regression(2.0, seed, clients=30)
+
+    problem = replace(PROBLEMS["regression-2"], make=make, rounds=2, steps=2)
     monkeypatch.setitem(PROBLEMS, "regression-2", problem)
     suite_plan._loaded.cache_clear()
     yield problem

@@ -39,12 +39,11 @@ def sampled(sampler, sizes, seed=7, **options) -> Federation:
 
 def labeled(shape, sizes, labels=3, seed=7, **options) -> Federation:
     """Clients with normal inputs and uniform labels."""
-    return sampled(
-        lambda n, g: (torch.randn(n, *shape, generator=g), torch.randint(0, labels, (n,), generator=g)),
-        sizes,
-        seed,
-        **options,
-    )
+
+    def sampler(n, g):
+        return torch.randn(n, *shape, generator=g), torch.randint(0, labels, (n,), generator=g)
+
+    return sampled(sampler, sizes, seed, **options)
 
 
 def bound(

@@ -1,6 +1,7 @@
 import resource
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,8 +21,7 @@ def federation(clients=6, size=4):
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("4GB", 4 * 10**9), ("512MiB", 512 * 2**20), ("1.5 kb", 1500), (10**6, 10**6), ("2000", 2000), (None, None)],
+    ("text", "size"), [("4GB", 4e9), ("512MiB", 2**29), ("1.5 kb", 1500), (10**6, 10**6), ("2000", 2000), (None, None)]
 )
 def test_memory_is_bytes_with_or_without_a_unit(text, size):
     assert chunk.parse_memory(text) == size
@@ -45,10 +45,8 @@ def test_a_budget_decides_the_chunk_and_not_the_result():
         for n in (0.5, 1, 3.5, 100)
     ]
     assert sizes == [1, 1, 3, 6]
-    runs = [
-        train(model, clients, fedavg(), rounds=2, execution=Execution("cpu", memory=n * one), **options)
-        for n in (1, 100)
-    ]
+    hows = [Execution("cpu", memory=n * one) for n in (1, 100)]
+    runs = [train(model, clients, fedavg(), rounds=2, execution=how, **options) for how in hows]
     assert torch.allclose(runs[0].model[0].weight, runs[1].model[0].weight, atol=1e-6)
 
 
@@ -86,9 +84,7 @@ def test_rows_that_do_not_fit_are_pages_of_a_file_that_takes_no_room_until_writt
 
 
 def test_rows_without_room_anywhere_are_one_sentence(monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(rows.tempfile, "NamedTemporaryFile", full)
     with pytest.raises(InputError, match="TMPDIR"):
         rows.zero_rows(10, 10, most=0)

@@ -1,8 +1,10 @@
 """What a module draws: the same masks in every trainer, each client's from its own key, with the law that torch's own have."""
 
+import copy
 import math
 import warnings
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -239,21 +241,15 @@ def test_attention_to_nothing_is_zero_and_has_no_gradient_as_torchs(kind):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_attention_is_vectorized_without_torchs_fallback(dropout):
-    model = nn.Sequential(
-        nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
-    )
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(40, 3))
     prepared = simulated(model, federation((5, 8)), Sgd(lr=0.1, steps=1), "vectorized")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert updates(prepared).abs().sum() > 0
 
 
-RECURRENT = {
-    "lstm": nn.LSTM,
-    "gru": nn.GRU,
-    "tanh": nn.RNN,
-    "relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
-}
+RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN, "relu": partial(nn.RNN, nonlinearity="relu")}
 
 
 class Reader(nn.Module):
@@ -296,9 +292,8 @@ def test_all_clients_at_once_learn_what_each_would_alone(kind, options):
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_every_option_of_a_layer_gives_torchs_outputs_and_states(kind):
     for layers, both, first, bias in ((1, False, True, False), (2, True, False, True), (2, True, True, False)):
-        layer = RECURRENT[kind](
-            6, 4, num_layers=layers, bidirectional=both, batch_first=first, bias=bias, dtype=torch.float64
-        )
+        how = {"num_layers": layers, "bidirectional": both, "batch_first": first, "bias": bias}
+        layer = RECURRENT[kind](6, 4, **how, dtype=torch.float64)
         x = torch.randn(3, 5, 2, 6, dtype=torch.float64)
         with Drawing(None):
             together = torch.func.vmap(layer)(x)
@@ -330,9 +325,7 @@ def test_no_layer_asks_where_weights_lie_that_have_no_place(monkeypatch):
     """On a GPU a recurrent layer moves changed weights together; those of all clients at once are nowhere."""
     model = Reader("lstm")
 
-    def ask(self):
-        raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
-
+    ask = Mock(side_effect=RuntimeError("Cannot access data pointer of Tensor that doesn't have storage"))
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", ask)
     assert learned(model, Vectorized).isfinite().all()
 
@@ -354,17 +347,10 @@ class Pair(nn.Module):
 
 def drawing_modules() -> dict[str, nn.Module]:
     torch.manual_seed(0)
-    dropout = nn.Sequential(nn.Flatten(), nn.Linear(40, 12), nn.ReLU(), nn.Dropout(0.4), nn.Linear(12, 3))
     lstm = nn.LSTM(8, 4, 2, dropout=0.4, batch_first=True)
     recurrent = Made(lambda self, x: self.head(self.layer(x[:, :2])[0][:, -1]), layer=lstm, head=nn.Linear(4, 3))
-    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
-    # Attention and noise of the module's own.
-    noisy = Made(
-        lambda self, x: self.head(self.layer(x + 0.1 * torch.randn_like(x)).mean(1)),
-        layer=encoder,
-        head=nn.Linear(8, 3),
-    )
-    return {"dropout": dropout, "attention": noisy, "recurrent": recurrent, "tuple": Pair(), "dict": Pair()}
+    held = {name: copy.deepcopy(MODULES[name][0]) for name in ("dense", "attention")}
+    return {**held, "recurrent": recurrent, "tuple": Pair(), "dict": Pair()}
 
 
 LOCALS = {

@@ -83,9 +83,8 @@ class Adapter(nn.Module):
 
 def adapted(width=64, rank=2):
     torch.manual_seed(3)
-    return nn.Sequential(
-        Adapter(width, rank), nn.Tanh(), Adapter(width, rank), nn.Linear(width, 3).requires_grad_(False)
-    )
+    head = nn.Linear(width, 3).requires_grad_(False)
+    return nn.Sequential(Adapter(width, rank), nn.Tanh(), Adapter(width, rank), head)
 
 
 def test_adapters_alone_are_trained_sent_and_counted():
@@ -141,9 +140,7 @@ def test_what_a_module_writes_into_a_rounded_constant_reaches_no_other_client():
                 self.seen += x.detach().mean(0)
             return self.head(x + self.seen)
 
-    clients = [
-        (torch.full((4, 4), 100.0 if first else 1.0), torch.zeros(4, dtype=torch.long)) for first in (True, False)
-    ]
+    clients = [(torch.full((4, 4), size), torch.zeros(4, dtype=torch.long)) for size in (100.0, 1.0)]
     model, after = Remembering(), []
     for given in (clients, clients[1:]):
         simulation = simulated(model, Federation.from_clients(given), LOCAL, "loop", precision="bf16")

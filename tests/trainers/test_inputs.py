@@ -80,9 +80,7 @@ def test_what_does_not_fit_is_one_sentence():
     clients = FEDERATIONS["tuple"]
     with pytest.raises(InputError, match=r"applied to a batch of inputs of shape \(\(2, 3\), \(2, 3\)\)"):
         simulated(nn.Linear(3, 1), clients, LOCAL)
-    with pytest.raises(
-        InputError, match=r"returns \{mean: \(2,\), spread: \(\(2,\)\)\}, .* give loss a function \(outputs, targets\)"
-    ):
+    with pytest.raises(InputError, match=r"returns \{mean: \(2,\), spread: \(\(2,\)\)\}, .* give loss a function"):
         simulated(Two(), clients, LOCAL)
     with pytest.raises(InputError, match="several inputs"):
         simulated(Two(), clients, LOCAL, "fast", loss=gaussian)

@@ -4,6 +4,7 @@ import math
 import random
 import threading
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,10 +26,8 @@ from dpfedexp.trainers.task import Task
 from tests.trainers.shared import PRIVATE, Made, bound, secured, unless_refused
 
 TRAINERS = ("loop", "tiled-loop", "vectorized", "tiled-vectorized", "fast")
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
-]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 REPLACED = 7
 pytestmark = pytest.mark.usefixtures("same_streams")
 
@@ -39,8 +38,7 @@ def federation(size: int, seed: int, clients: int = 16) -> Federation:
     sizes = torch.randint(1, 9, (clients,), generator=generator)
     sizes[[3, 11]] = 0
     rows = [
-        (torch.randn(int(n), 6, generator=generator), torch.randint(0, 3, (int(n),), generator=generator))
-        for n in sizes
+        (torch.randn(n, 6, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in sizes.tolist()
     ]
     other = torch.Generator().manual_seed(seed)
     rows[REPLACED] = (10 * torch.randn(size, 6, generator=other), torch.randint(0, 3, (size,), generator=other))
@@ -69,12 +67,8 @@ LOCALS = {
 }
 
 
-CASES = [
-    *((trainer, "full batch") for trainer in TRAINERS),
-    ("vectorized", "epochs"),
-    ("tiled-vectorized", "batches"),
-    ("fast", "proximal"),
-]
+CASES = [(trainer, "full batch") for trainer in TRAINERS]
+CASES += [("vectorized", "epochs"), ("tiled-vectorized", "batches"), ("fast", "proximal")]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -189,10 +183,8 @@ def test_empty_places_do_not_count_and_empty_clients_do():
 def test_a_client_above_the_bound_uses_a_sample_of_its_own_every_round():
     local = Sgd(lr=0.1, steps=2, max_examples=5)
     sizes = torch.tensor([3, 5, 50])
-    plans = [
-        schedule(local, sizes, lambda row, seed=seed: np.random.default_rng([seed, row]), public=True)
-        for seed in (0, 1)
-    ]
+    draws = [lambda row, seed=seed: np.random.default_rng([seed, row]) for seed in (0, 1)]
+    plans = [schedule(local, sizes, draw, public=True) for draw in draws]
     for plan in plans:
         assert plan.positions.shape == (3, 1, 5)
         torch.testing.assert_close(plan.weights.sum(2), torch.ones(3, 1))
@@ -243,9 +235,7 @@ def test_the_rows_of_the_first_clients_are_not_named_in_an_error():
 
 
 def test_shapes_that_do_not_fit_the_memory_end_the_run_where_they_are_public():
-    def learn(clients):
-        raise torch.OutOfMemoryError
-
+    learn = Mock(side_effect=torch.OutOfMemoryError)
     like, clients = torch.zeros(3), torch.arange(4)
     with pytest.raises(torch.OutOfMemoryError):
         train_isolated(learn, clients, 2, like=like, public=True)

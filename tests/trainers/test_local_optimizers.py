@@ -24,6 +24,8 @@ SIZES = [5, 2, 7, 1]
 MODEL, SAMPLER = cases()["cnn"]
 SETTINGS = {"lr": 0.05, "epochs": 3, "batch_size": 2, "proximal": 0.3}
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
+SCAFFOLD = dpfedexp.dp_scaffold(clip=1.0, noise_multiplier=1.0)
+WARM_UP = dpfedexp.StepRate(every=1, factor=0.3, warm_up=3)
 # The floor eps is large so that a gradient's last bit does not decide which way a step goes.
 OPTIMIZERS = {
     "nesterov with decay": (
@@ -43,16 +45,10 @@ OPTIMIZERS = {
         {"optimizer": partial(ADAMW, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.01)},
     ),
     "sgd's bound": (Sgd(**SETTINGS, clip_gradient=0.15), {"bound": 0.15}),
-    "schedule": (
-        Sgd(**{**SETTINGS, "lr": 0.1}, schedule=dpfedexp.StepRate(every=1, factor=0.3, warm_up=3)),
-        {"lr": 0.1 / 3},
-    ),
+    "schedule": (Sgd(**{**SETTINGS, "lr": 0.1}, schedule=WARM_UP), {"lr": 0.1 / 3}),
 }
 TRAINERS = {
-    **{
-        name: (name, lambda run: run.trainer)
-        for name in ("loop", "vectorized", "fast", "tiled-vectorized", "tiled-loop")
-    },
+    **{one: (one, lambda run: run.trainer) for one in ("loop", "vectorized", "fast", "tiled-vectorized", "tiled-loop")},
     "stepped vmap": ("vectorized", lambda run: Steps(run.task, "", ByVmap(Vectorized(run.task).gradients.program))),
     "recorded vmap": ("vectorized", recorded),
     "recorded program": ("fast", lambda run: recorded(run, run.trainer._trainer().core)),
@@ -129,9 +125,7 @@ def test_moments_count_towards_the_memory_of_a_client(clients):
 
 def test_what_an_optimizer_lacks_is_a_sentence(clients):
     with pytest.raises(InputError, match=r"dp_scaffold divides updates by .* which AdamW does not have; use Sgd\."):
-        train(
-            MODEL, clients, dpfedexp.dp_scaffold(clip=1.0, noise_multiplier=1.0), local=AdamW(lr=0.1, steps=2), rounds=1
-        )
+        train(MODEL, clients, SCAFFOLD, local=AdamW(lr=0.1, steps=2), rounds=1)
     with pytest.raises(InputError, match="local lr is -1"):
         HeavyBall(lr=-1.0, steps=1)
     assert Sgd(lr=0.1, steps=4).tau_eta_l(4) == 0.4
@@ -175,13 +169,8 @@ def test_a_setting_out_of_range_is_one_sentence(make, words):
 
 def test_schedules_have_the_shares_that_they_say():
     assert [dpfedexp.RateSchedule(warm_up=4).share(t) for t in (1, 4, 9)] == [0.25, 1.0, 1.0]
-    assert [dpfedexp.StepRate(every=3, factor=0.1, warm_up=2).share(t) for t in (1, 2, 3, 5, 6)] == [
-        0.5,
-        1.0,
-        1.0,
-        1.0,
-        0.1,
-    ]
+    step = dpfedexp.StepRate(every=3, factor=0.1, warm_up=2)
+    assert [step.share(t) for t in (1, 2, 3, 5, 6)] == [0.5, 1.0, 1.0, 1.0, 0.1]
     cosine = dpfedexp.CosineRate(rounds=10, final_share=0.2)
     torch.testing.assert_close(
         torch.tensor([cosine.share(t) for t in (1, 6, 11, 50)]), torch.tensor([1.0, 0.6, 0.2, 0.2]), rtol=0, atol=1e-6
@@ -197,9 +186,8 @@ KINDS = {"sgd": Sgd, "heavy ball": HeavyBall, "adamw": AdamW, "bounded": Bounded
 def at_own_rates(name):
     """What each client learns by the plain loop in a run at its rate."""
     clients = sampled(SAMPLER, SIZES)
-    return torch.stack(
-        [updates(simulated(MODEL, clients, KINDS[name](lr=rate, **WORK), "loop"))[n] for n, rate in enumerate(RATES)]
-    )
+    runs = [simulated(MODEL, clients, KINDS[name](lr=rate, **WORK), "loop") for rate in RATES]
+    return torch.stack([updates(run)[n] for n, run in enumerate(runs)])
 
 
 @pytest.mark.parametrize(("name", "trainer"), zip(2 * list(KINDS), TRAINERS, strict=True))
@@ -270,12 +258,10 @@ def losses(asked, rows, *, apart, who=None):
     clients, simulation, w, _ = asked
     numbers = torch.arange(len(clients)) if who is None else who
     streams = Streams(0)
-    plan = schedule(
-        all_rows(simulation.task.local.max_examples), clients.sizes[numbers], streams.at("losses", 1).generator
-    )
-    return ClientLosses(simulation.task, simulation.trainer, streams, unit=1 if apart else None)(
-        w, rows, numbers, plan, 1
-    )
+    how, sizes = all_rows(simulation.task.local.max_examples), clients.sizes[numbers]
+    plan = schedule(how, sizes, streams.at("losses", 1).generator)
+    measure = ClientLosses(simulation.task, simulation.trainer, streams, unit=1 if apart else None)
+    return measure(w, rows, numbers, plan, 1)
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -3,6 +3,7 @@
 import gc
 from contextlib import suppress
 from itertools import count
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpfedexp import Execution, InputError, Sgd, fedavg, train
+from dpfedexp import Execution, InputError, fedavg, train
 from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.execution import as_execution
 from dpfedexp.trainers.select import trainer_again
@@ -19,26 +20,10 @@ from tests.trainers.shared import Made, recorded, updates
 from tests.trainers.test_fast import LOCAL, NETWORKS, activated, bound, features, federation
 
 
-@pytest.mark.parametrize(("local", "core"), [(LOCAL, "program"), (Sgd(lr=0.1, epochs=2, batch_size=2), "vmap")])
-def test_a_recorded_step_over_memory_that_stays_gives_the_same_updates(local, core):
-    """What a CUDA graph replays, with a recording that merely calls: a second round and other clients reuse the memory."""
-    clients = federation()
-    simulation = bound(NETWORKS["paper"], clients, local)
-    steps = recorded(simulation, simulation.trainer._trainer().core if core == "program" else None)
-    d = simulation.task.layout.dimension
-    for correction in (None, torch.full((4, d), 0.01), torch.full((4, d), 0.02)):
-        expected = updates(simulation, None, 1, 1, correction)
-        for _ in range(3):
-            assert torch.allclose(updates(simulation, steps, 1, 1, correction), expected, atol=1e-6)
-    assert steps.recordings.held
-
-
 def test_cohorts_whose_size_keeps_changing_share_recordings():
     simulation = bound(NETWORKS["paper"], federation(sizes=[4] * 40))
-    steps, w = (
-        recorded(simulation, simulation.trainer._trainer().core),
-        simulation.task.layout.read(simulation.task.model).float(),
-    )
+    steps = recorded(simulation, simulation.trainer._trainer().core)
+    w = simulation.task.layout.read(simulation.task.model).float()
     for cohort in (30, 31, 29, 27, 26, 28, 25):
         some = torch.arange(cohort) + 2
         plan = simulation.plan(some, 1)
@@ -97,9 +82,7 @@ def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
 def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
     options = {"local": LOCAL, "rounds": 2, "out": tmp_path}
 
-    def stop(record):
-        raise KeyboardInterrupt
-
+    stop = Mock(side_effect=KeyboardInterrupt)
     execution = Execution(trainer="tiled-vectorized")
     with pytest.raises(KeyboardInterrupt):
         train(NETWORKS["paper"], federation(), fedavg(), execution=execution, on_round=stop, **options)
@@ -144,9 +127,8 @@ def test_a_choice_of_before_that_no_longer_fits_is_made_again(monkeypatch):
         return times
 
     monkeypatch.setattr(tune, "_compared", compared)
-    first, second = (
-        bound(activated(f), federation(features), trainer="auto").trainer.name for f in (F.relu, F.softplus)
-    )
+    made = (bound(activated(f), federation(features), trainer="auto") for f in (F.relu, F.softplus))
+    first, second = (one.trainer.name for one in made)
     assert first == "fast"
     assert second != "fast"
 

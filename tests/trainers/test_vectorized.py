@@ -7,7 +7,7 @@ from dpfedexp.core.local_optimizer import schedule
 from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
 from tests.engine.plain import cases, plain_update
-from tests.trainers.shared import PRIVATE, Made, sampled, simulated, updates
+from tests.trainers.shared import Made, sampled, simulated, updates
 
 CASES = cases()
 EQUAL, UNEQUAL = [4, 4, 4, 4], [1, 7, 3, 4]
@@ -51,18 +51,3 @@ def test_a_module_that_cannot_be_vectorized_runs_on_the_loop_and_says_why():
     assert "slower" in note
     with pytest.raises(InputError, match="can't be vectorized"):
         simulated(model, clients, Sgd(lr=0.1, steps=2), "vectorized")
-
-
-def test_recorded_programs_give_the_same_numbers_as_the_program_itself():
-    model, sampler = CASES["cnn"]
-    clients = sampled(sampler, EQUAL)
-    simulation = simulated(model, clients, Sgd(lr=0.1, steps=1), algorithm=PRIVATE)
-    gradients = simulation.trainer.gradients
-    x, y = clients.gather(torch.arange(4), torch.arange(4).expand(4, 4))
-    params = simulation.task.layout.unflatten(simulation.task.layout.read(model).float().repeat(4, 1))
-    weights = torch.full((4, 4), 0.25)
-    for _ in range(20):
-        recorded = gradients(params, x, y, weights)
-    assert gradients.tapes
-    direct = gradients.program(params, x, y, weights)
-    assert all(torch.equal(recorded[name], direct[name]) for name in direct)
