@@ -191,7 +191,7 @@ def test_flower_asks_charges_and_writes_what_the_simulator_does(name, tmp_path, 
     assert [bool(found) for found in names] == [local.automatic and t in (2, 3) for t in (1, 2, 3)]
     for ours, theirs in zip(strategy.history, run.history, strict=True):
         for name in (name for name in ours if name.startswith("clients_")):
-            assert ours[name] == pytest.approx(theirs[name], rel=0.02)
+            assert ours[name] == pytest.approx(theirs[name], rel=0.025)  # a bin of the histogram is 2.3%
     assert {path.name for path in (tmp_path / "flower").iterdir()} == FILES
     assert {path.name for path in (tmp_path / "simulated").iterdir()} == FILES
     for folder in ("flower", "simulated"):
