@@ -182,7 +182,7 @@ def public() -> dict[str, object]:
 @cache
 def sections() -> dict[str, set[str]]:
     """The settings of every section of a run's file, those of optimizers too."""
-    from dpfedexp.config.schema import schema
+    from settings_schema import schema
 
     tree = schema()
     names = {name: kind["$ref"].rpartition("/")[2] for name, kind in tree["properties"].items()}

@@ -15,9 +15,9 @@ from types import ModuleType
 import click
 from pydantic import BaseModel
 from rich.text import Text
+from settings_schema import docstrings
 
 import dpfedexp
-from dpfedexp.config.schema import docstrings
 
 ROOT = Path(__file__).parents[2]
 FILES_INTRODUCTION = """# Files

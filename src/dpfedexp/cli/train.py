@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpfedexp.engine.run import Run, RunFolder
 
 SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
-"""The JSON schema of the settings file; `config/schema.py` makes it from the settings."""
+"""The JSON schema of the settings file; `python docs/hooks/settings_schema.py` makes it from the settings."""
 TEMPLATE = """\
 # A run of dpfedexp. Start it with: dpfedexp train {name}
 # Override anything on the command line: --set algorithm.clip=0.5 --set run.rounds=20

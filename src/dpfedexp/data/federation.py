@@ -1,7 +1,5 @@
 """`Federation`: a data set, and which rows of it each client holds."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

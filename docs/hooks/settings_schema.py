@@ -1,21 +1,20 @@
-"""The JSON schema of the TOML file of a run, for editors: made from the settings, and stored as `schema.json` in this folder."""
+"""`python docs/hooks/settings_schema.py`: write the JSON schema of a run's TOML file, for editors, from the settings."""
 
 import ast
 import json
 from dataclasses import fields
 from inspect import cleandoc, getsource
 from itertools import pairwise
-from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 from dpfedexp.algorithms import ALGORITHMS
+from dpfedexp.cli.train import SCHEMA
 from dpfedexp.config.settings import Settings, SettingsSection
 from dpfedexp.core.local_optimizer import OPTIMIZERS
 from dpfedexp.data.data_sets import DATA_SETS, OTHER_KINDS
 from dpfedexp.mechanisms import MECHANISMS
 
-FILE = Path(__file__).with_name("schema.json")
 CHOICES = {
     ("DataSettings", "kind"): (OTHER_KINDS, DATA_SETS),
     ("AlgorithmSettings", "name"): (ALGORITHMS,),
@@ -48,11 +47,6 @@ def text() -> str:
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 
-def write() -> None:
-    """Write `schema.json`; call it after a change of the settings."""
-    FILE.write_text(text(), encoding="utf-8")
-
-
 def docstrings(kind: type) -> dict[str, str]:
     """Return the docstring of every setting of a section. pydantic would read them at every import, which is slow."""
     (written,) = ast.parse(dedent(getsource(kind))).body
@@ -73,3 +67,7 @@ def _without_null(value: Any) -> Any:
         kinds = [one for one in inner.pop("anyOf") if one.get("type") != "null"]
         inner |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
     return inner
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(text(), encoding="utf-8")
