@@ -193,6 +193,15 @@ def test_without_noise_the_interval_of_a_quantile_is_its_bin():
             assert high <= max(1.024 * low, 1.024e-4), "there are 100 bins a decade"
 
 
+def test_the_width_that_is_announced_is_that_of_the_share_below_a_quantile():
+    """Errors spread evenly over the ten decades: a share of 0.1 is a decade."""
+    metrics, draw = ClientMetrics("numbers"), torch.Generator().manual_seed(8)
+    mean = sent_of(10 ** torch.linspace(-4, 6, 5000))
+    found = [metrics.read(mean + 0.005 * torch.randn(WIDTH, generator=draw).double(), 0.005) for _ in range(50)]
+    widths = [math.log10(one["clients_error_median_high"] / one["clients_error_median_low"]) / 20 for one in found]
+    assert 0.8 < sum(widths) / 50 / metrics.half_width(0.005) < 1.1
+
+
 def draws_of_errors(what, count=2000):
     """Absolute errors of different shapes; in the first five no value repeats."""
     normal = torch.randn(count, generator=torch.Generator().manual_seed(5))

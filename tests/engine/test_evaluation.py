@@ -359,7 +359,7 @@ def test_a_loss_at_its_bound_is_marked_in_history_and_page(tmp_path):
 
 def test_too_few_clients_for_their_own_evaluation_are_told_how_many_it_takes():
     clients = dp.Federation.from_clients([(torch.eye(3), torch.arange(3))] * 50)
-    with pytest.warns(AdviceWarning, match="with 50 clients a round an accuracy") as caught:
+    with pytest.warns(AdviceWarning, match="with 50 clients a round a share of examples") as caught:
         run = dp.fit(nn.Linear(3, 3), clients, rounds=20, evaluate="clients")
     (said,) = [str(one.message) for one in caught if "Evaluation by the clients" in str(one.message)]
     assert "it takes about 440 clients a round at this ε" in said

@@ -188,9 +188,10 @@ class ClientMetrics:
         return found
 
     def half_width(self, deviation: float) -> float:
-        """Half the width of the 95% interval that the noise gives a metric in [0, 1], if every client answers."""
-        share = max(_SHARES[self.kind].values())
-        return NORMAL_95 * deviation / math.sqrt(share)
+        """Half the width of the 95% interval that the noise gives a share in [0, 1], if every client answers."""
+        noise = NORMAL_95 * deviation / math.sqrt(max(_SHARES[self.kind].values()))
+        in_bins = self.kind in ("numbers", "loss")
+        return noise * float(_half_sums()[:, 0].square().sum()) / MAX_SHARE if in_bins else noise
 
 
 def _in_bins(place: Tensor, bins: int, counted: Tensor | None = None) -> Tensor:

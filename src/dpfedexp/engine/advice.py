@@ -39,7 +39,6 @@ FEW_ROUNDS = 10
 DROWNED_VOTE = 0.5
 """Noise per bin of the vote on the local rate, as a share of the clients, above which the prior decides the rate."""
 
-
 _warning, _note = partial(Advice, "warning"), partial(Advice, "note")
 
 
@@ -462,8 +461,8 @@ def evaluation_precision(evaluation: ClientEvaluation | None, cohort: float) -> 
     return [
         _warning(
             "evaluation-noise",
-            f"Evaluation by the clients: with {number(cohort)} clients a round an accuracy, which is from 0 to 1, gets noise of "
-            f"±{half_width:.2g}; an evaluation that is only noise is left out of the history. For ±0.1 it takes about "
+            f"Evaluation by the clients: with {number(cohort)} clients a round a share of examples, such as an accuracy, gets "
+            f"noise of ±{half_width:.2g}; an evaluation that is only noise is left out of the history. For ±0.1 it takes about "
             f"{about(cohort * half_width / 0.1)} clients a round at this ε. Otherwise evaluate on public data, or less often, such "
             f"as every {2 * evaluation.every} rounds.",
         )
