@@ -1,5 +1,7 @@
 """`Federation`: a data set, and which rows of it each client holds."""
 
+from __future__ import annotations  # `checked` reads Unpack[…] as text
+
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
