@@ -66,6 +66,16 @@ def test_fedavg_is_the_mean_of_the_plain_updates_whatever_the_sizes():
     assert torch.allclose(weights(result), start + torch.stack(deltas).mean(0), atol=1e-6)
 
 
+def test_clients_of_a_chunk_differ_in_size_by_a_factor_of_two_at_most():
+    sizes = [5, 0, 1, 40, 2, 3, 0, 9, 4, 33]
+    clients = dp.Federation.from_clients(random_rows(sizes, D))
+    made, _ = prepare(linear_regression(D), clients, dp.fedavg(), local=LOCAL, rounds=1)
+    chunks = [
+        [sizes[client] for client in chunk] for chunk in replace(made.cohort, chunk_size=2)._chunks(torch.arange(10))
+    ]
+    assert chunks == [[0, 0], [1], [2, 3], [4, 5], [9], [33, 40]]
+
+
 def test_fedexp_extrapolates_by_its_equation_and_averages_the_last_two_iterates():
     model = linear_regression(D)
     deltas = torch.stack([plain_update(model, *CLIENTS[i], lr=0.02, steps=3) for i in range(M)])

@@ -164,12 +164,6 @@ class Simulation(Cohort):
         # Padding rows abstain.
         return pad(values.double(), (0, 0, 0, len(updates) - len(values)), value=math.nan)
 
-    @cached_property
-    def alike(self) -> bool:
-        """Whether all clients hold the same positive number of examples."""
-        sizes = self.task.clients.sizes
-        return len(sizes) > 0 and int(sizes.min()) == int(sizes.max()) > 0
-
     def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
         """Yield chunks of clients of similar size, to save padding. Clients without rows come first; they send a zero update.
 
@@ -177,14 +171,14 @@ class Simulation(Cohort):
         """
         if len(cohort) == 0:
             return
-        if self.unit is not None or self.alike:
+        if self.unit is not None:
             yield from cohort.split(self.chunk_size)
             return
-        sizes = self.task.clients.sizes[cohort]
-        order = torch.argsort(sizes, stable=True)
-        empty = int((sizes == 0).sum())
-        for part in (order[:empty], order[empty:]):
-            for chunk in part.split(self.chunk_size) if len(part) else ():
+        sizes, order = torch.sort(self.task.clients.sizes[cohort], stable=True)
+        # Clients of a chunk differ in size by a factor of 2 at most, or padding would be most of the work.
+        doublings = (2 * sizes).double().log2().floor().clamp_min(-1.0)
+        for part in order.split(doublings.unique_consecutive(return_counts=True)[1].tolist()):
+            for chunk in part.split(self.chunk_size):
                 yield cohort[chunk]
 
     def rows(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
