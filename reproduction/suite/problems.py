@@ -50,10 +50,7 @@ def _few_images(
     entry = DATA_SETS["mnist"]
     examples = entry.load(None if folders.data is None else str(folders.data))
     rng, labels = generator(seed), np.asarray(examples.targets)
-    smallest = 1000.0**-0.5
-    sizes = np.full(clients, ROWS)
-    if uneven:
-        sizes = np.floor((1.0 - rng.random(clients) * (1.0 - smallest)) ** -2.0).astype(np.int64)
+    sizes = synthetic_problems.power_law(rng, clients) if uneven else np.full(clients, ROWS)
     pools = [list(rng.permutation(np.flatnonzero(labels == label))) for label in range(10)]
     held = []
     for size in sizes:
@@ -312,6 +309,22 @@ _ALL = (
         "classes-20000",
         "made up: ten Gaussian classes, 20,000 clients of 5 rows whose class means spread by 0.5; 32 hidden units",
         partial(_seeded, partial(synthetic_problems.classification, 0.5, clients=20_000, rows=5)),
+        synthetic=True,
+    ),
+    _dealt(
+        "classes-powerlaw",
+        "made up: ten Gaussian classes, 1000 clients of 1 to 1000 rows whose class means spread by 0.5; 32 hidden units",
+        partial(_seeded, partial(synthetic_problems.classification, 0.5, uneven=True)),
+        synthetic=True,
+    ),
+    Problem(
+        "regression-powerlaw",
+        "made up: linear regression, d = 50, 1000 clients of 1 to 1000 rows whose optima spread by 0.5",
+        "regression",
+        False,
+        partial(_seeded, partial(synthetic_problems.regression, 0.5, uneven=True)),
+        0.03,
+        "loss",
         synthetic=True,
     ),
     _dealt(

@@ -22,7 +22,13 @@ TEST_NOISE = 0.3
 SYMBOLS, CONTEXT, WIDTH = 27, 8, 16
 
 
-def regression(spread: float, seed: int, clients: int = CLIENTS) -> Loaded:
+def power_law(rng: np.random.Generator, clients: int) -> np.ndarray:
+    """Sizes n of clients from 1 to 1000, with density ~ n^(−3/2)."""
+    smallest = 1000.0**-0.5
+    return np.asarray(np.floor((1.0 - rng.random(clients) * (1.0 - smallest)) ** -2.0).astype(np.int64))
+
+
+def regression(spread: float, seed: int, clients: int = CLIENTS, *, uneven: bool = False) -> Loaded:
     """Linear regression: client i has the optimum w* + spread·g_i, with w* and g_i ~ N(0, I/50) in 50 dimensions.
 
     Inputs are standard normal and the clients' targets are exact. The test set asks for the least-squares solution over all
@@ -31,13 +37,13 @@ def regression(spread: float, seed: int, clients: int = CLIENTS) -> Loaded:
     """
     rng = generator(seed)
     optima = (rng.standard_normal(DIMENSION) + spread * rng.standard_normal((clients, DIMENSION))) / DIMENSION**0.5
-    inputs = rng.standard_normal((clients, ROWS, DIMENSION)).astype(np.float32)
-    targets = np.einsum("crd,cd->cr", inputs, optima).astype(np.float32).reshape(-1)
-    inputs = inputs.reshape(-1, DIMENSION)
+    owners = np.repeat(np.arange(clients), power_law(rng, clients) if uneven else ROWS)
+    inputs = rng.standard_normal((len(owners), DIMENSION)).astype(np.float32)
+    targets = np.einsum("rd,rd->r", inputs, optima[owners]).astype(np.float32)
     common = np.linalg.lstsq(inputs, targets, rcond=None)[0]
     held_out = rng.standard_normal((TEST_ROWS, DIMENSION)).astype(np.float32)
     answers = held_out @ common + TEST_NOISE * rng.standard_normal(TEST_ROWS)
-    federation = Federation.from_arrays(inputs, targets, np.repeat(np.arange(clients), ROWS))
+    federation = Federation.from_arrays(inputs, targets, owners)
     model = models.build("linear_regression", seed, dimension=DIMENSION)
     return Loaded(model, federation, (held_out, answers.astype(np.float32)))
 
@@ -116,7 +122,9 @@ def text(seed: int, clients: int = CLIENTS) -> Loaded:
     return Loaded(model, federation, (asked[:, :-1], asked[:, -1].astype(np.uint8)))
 
 
-def classification(spread: float, seed: int, clients: int = CLIENTS, rows: int = ROWS) -> Loaded:
+def classification(
+    spread: float, seed: int, clients: int = CLIENTS, rows: int = ROWS, *, uneven: bool = False
+) -> Loaded:
     """Ten Gaussian classes in 20 dimensions and a small network: client i's class means are μ_c + spread·δ_ic.
 
     μ_c and δ_ic are normal with standard deviation 0.8 and the noise around a mean is standard normal. A client's class mix is
@@ -125,13 +133,14 @@ def classification(spread: float, seed: int, clients: int = CLIENTS, rows: int =
     rng = generator(seed)
     centers = SEPARATION * rng.standard_normal((CLASSES, INPUTS))
     mixes = rng.dirichlet(np.full(CLASSES, 0.3), size=clients)
-    labels = np.stack([rng.choice(CLASSES, size=rows, p=mix) for mix in mixes])
+    sizes = power_law(rng, clients) if uneven else np.full(clients, rows)
+    labels = np.concatenate([rng.choice(CLASSES, size=size, p=mix) for size, mix in zip(sizes, mixes, strict=True)])
     own = spread * SEPARATION * rng.standard_normal((clients, CLASSES, INPUTS))
-    means = centers[labels] + np.take_along_axis(own, labels[..., None], axis=1)
+    owners = np.repeat(np.arange(clients), sizes)
+    means = centers[labels] + own[owners, labels]
     inputs = (means + rng.standard_normal(means.shape)).astype(np.float32)
     asked = np.arange(TEST_ROWS) % CLASSES
     held_out = (centers[asked] + rng.standard_normal((TEST_ROWS, INPUTS))).astype(np.float32)
-    owners = np.repeat(np.arange(clients), rows)
-    federation = Federation.from_arrays(inputs.reshape(-1, INPUTS), labels.reshape(-1).astype(np.uint8), owners)
+    federation = Federation.from_arrays(inputs, labels.astype(np.uint8), owners)
     model = models.build("mlp", seed, inputs=INPUTS, hidden=32, classes=CLASSES)
     return Loaded(model, federation, (held_out, asked.astype(np.uint8)))
