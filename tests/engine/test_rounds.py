@@ -71,9 +71,9 @@ def test_clients_of_a_chunk_differ_in_size_by_a_factor_of_two_at_most():
     clients = dp.Federation.from_clients(random_rows(sizes, D))
     made, _ = prepare(linear_regression(D), clients, dp.fedavg(), local=LOCAL, rounds=1)
     chunks = [
-        [sizes[client] for client in chunk] for chunk in replace(made.cohort, chunk_size=2)._chunks(torch.arange(10))
+        [sizes[client] for client in chunk] for chunk in replace(made.cohort, chunk_size=2).chunks(torch.arange(10))
     ]
-    assert chunks == [[0, 0], [1], [2, 3], [4, 5], [9], [33, 40]]
+    assert chunks == [[0, 0], [1], [2], [3, 4], [5], [9], [33, 40]]
 
 
 def test_fedexp_extrapolates_by_its_equation_and_averages_the_last_two_iterates():

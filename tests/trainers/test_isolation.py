@@ -20,7 +20,7 @@ from dpfedexp.engine.engine import Request
 from dpfedexp.errors import RoundFailed
 from dpfedexp.trainers import isolation
 from dpfedexp.trainers.draws import watching_draws
-from dpfedexp.trainers.isolation import is_isolated, padded, synthetic_clients, train_isolated, widths
+from dpfedexp.trainers.isolation import classes_of, is_isolated, padded, synthetic_clients, train_isolated, widths
 from dpfedexp.trainers.steps import Vectorized
 from dpfedexp.trainers.task import Task
 from tests.trainers.shared import PRIVATE, Made, bound, secured, unless_refused
@@ -64,11 +64,18 @@ LOCALS = {
     "batches": Sgd(lr=3.0, steps=6, batch_size=4),
     "epochs": Sgd(lr=3.0, epochs=3, batch_size=3, max_examples=40),
     "proximal": Sgd(lr=1.0, steps=5, max_examples=50, proximal=0.1),
+    "classes": Sgd(lr=1.0, steps=4, max_examples=100),
 }
 
 
 CASES = [(trainer, "full batch") for trainer in TRAINERS]
-CASES += [("vectorized", "epochs"), ("tiled-vectorized", "batches"), ("fast", "proximal")]
+CASES += [
+    ("vectorized", "epochs"),
+    ("tiled-vectorized", "batches"),
+    ("fast", "proximal"),
+    ("fast", "classes"),
+    ("tiled-vectorized", "classes"),
+]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -96,6 +103,22 @@ def test_without_a_public_bound_a_secure_run_trains_one_by_one_and_says_why():
     assert torch.equal(*sums)
     with pytest.raises(InputError, match=r"trainer is 'fast' in a secure run, which needs local\.max_examples"):
         secured(net(), federation(4, 1), Sgd(lr=1.0, steps=2), "fast")
+
+
+def test_a_trainer_is_tried_in_the_shape_of_every_size_class(monkeypatch):
+    """On a CPU, clients of one size class train together; a trainer that mixes them in one class alone is not used."""
+
+    class MixesFew(Vectorized):
+        def __call__(self, w, clients, plan, *rest):
+            rows = super().__call__(w, clients, plan, *rest)
+            return rows + 1e-7 * rows.roll(1, 0) if plan.positions.shape[2] == 4 else rows
+
+    assert classes_of(secured(net(), federation(4, 1), LOCALS["classes"]).task) != [100]
+    monkeypatch.setattr("dpfedexp.trainers.select.Vectorized", MixesFew)
+    with pytest.raises(InputError, match="depends on other clients of its chunk"):
+        secured(net(), federation(4, 1), LOCALS["classes"], "vectorized")
+    with pytest.raises(InputError, match="different size classes"):
+        schedule(LOCALS["classes"], torch.tensor([2, 3]), np.random.default_rng, public=True, by_class=True)
 
 
 class Coupled(Vectorized):

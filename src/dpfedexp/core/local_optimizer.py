@@ -65,17 +65,35 @@ class Schedule:
         return Schedule(positions[..., :room], weights[..., :room], self.steps, self.most)
 
 
+def size_class(sizes: Tensor, most: int | None = None) -> Tensor:
+    """The number of rows to which clients of these sizes may be padded: the next power of two, and at most `most`."""
+    rounded = (2.0 ** sizes.clamp_min(1).double().log2().ceil()).long() * (sizes > 0)
+    return rounded if most is None else rounded.clamp_max(most)
+
+
 def schedule(
-    local: LocalOptimizer, sizes: Tensor, generator_of: Callable[[int], np.random.Generator], *, public: bool = False
+    local: LocalOptimizer,
+    sizes: Tensor,
+    generator_of: Callable[[int], np.random.Generator],
+    *,
+    public: bool = False,
+    by_class: bool = False,
 ) -> Schedule:
     """Draw the batches of a chunk of non-empty clients that hold `sizes` rows.
 
     Padding repeats a row of the client: it has weight 0, and its loss is finite whenever the client's own is. A client's shuffles
-    are drawn from its own generator, `generator_of(index)`, one client after the other. With `public`, shapes follow from `local`
-    alone, so that nothing about one client's batches depends on how many rows other clients hold.
+    are drawn from its own generator, `generator_of(index)`, one client after the other.
+
+    Args:
+        public: whether shapes follow from `local` alone, so that nothing about one client's batches depends on how many rows
+            other clients hold.
+        by_class: whether they follow from `local` and the clients' `size_class`, which must be the same for all of them.
     """
     steps, used = local.step_count(sizes), local.used(sizes)
     largest = local.max_examples if public else int(used.max())
+    if public and by_class and largest is not None:
+        largest, *others = size_class(used, largest).unique().tolist()
+        require(not others, "clients of different size classes can't be in one chunk of an isolated run.")
     if local.batch_size is None or (largest is not None and local.batch_size >= largest):
         if largest is None:
             raise InputError("a public shape needs local.max_examples, or both local.steps and local.batch_size.")

@@ -15,7 +15,7 @@ from dpfedexp.algorithms.probe import CANDIDATE, CLIP, SCALE, UPDATE, bin_answer
 from dpfedexp.algorithms.round import Participation
 from dpfedexp.core.client_metrics import EVALUATION, WIDTH
 from dpfedexp.core.clipping import clip, row_norms
-from dpfedexp.core.local_optimizer import Schedule, schedule
+from dpfedexp.core.local_optimizer import Schedule, schedule, size_class
 from dpfedexp.core.local_rate import SCALES, best_rates, best_scale, moves, nearest_radii
 from dpfedexp.core.noise import Streams, SystemStreams
 from dpfedexp.core.sums import Sums, client_votes
@@ -119,7 +119,7 @@ class Simulation(Cohort):
         true_squares = 0.0
         check_state = None
         check_model = None if self.task.synthetic is None else _check_unchanged(w)
-        chunks = list(self._chunks(cohort))
+        chunks = list(self.chunks(cohort))
         for clients in chunks:
             updates = self.rows(request, w, clients)
             ballots = self._ballots(request, clients, updates)
@@ -164,22 +164,24 @@ class Simulation(Cohort):
         # Padding rows abstain.
         return pad(values.double(), (0, 0, 0, len(updates) - len(values)), value=math.nan)
 
-    def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
-        """Yield chunks of clients of similar size, to save padding. Clients without rows come first; they send a zero update.
+    def chunks(self, cohort: Tensor) -> Iterator[Tensor]:
+        """Yield chunks of clients of one `size_class`, to save padding; clients without rows have chunks of their own.
 
-        In an isolated run, clients stay in the order of their numbers, because sizes are private.
+        In an isolated run, clients of a class stay in the order of their numbers, because sizes are private. On a GPU, where every
+        shape needs its own CUDA graph, there is one class.
         """
         if len(cohort) == 0:
             return
-        if self.unit is not None:
-            yield from cohort.split(self.chunk_size)
-            return
-        sizes, order = torch.sort(self.task.clients.sizes[cohort], stable=True)
-        # Clients of a chunk differ in size by a factor of 2 at most, or padding would be most of the work.
-        doublings = (2 * sizes).double().log2().floor().clamp_min(-1.0)
-        for part in order.split(doublings.unique_consecutive(return_counts=True)[1].tolist()):
-            for chunk in part.split(self.chunk_size):
-                yield cohort[chunk]
+        sizes = self.task.clients.sizes[cohort]
+        if self.unit is None:
+            sizes, order = torch.sort(sizes, stable=True)
+            cohort = cohort[order]
+        on_cpu = self.task.device.type == "cpu"
+        classes = size_class(sizes, self.task.local.max_examples) if on_cpu else (sizes > 0).long()
+        if self.unit is not None and not self._by_class:
+            classes = torch.zeros_like(classes)
+        for one in classes.unique().tolist():
+            yield from cohort[classes == one].split(self.chunk_size)
 
     def rows(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
         """The answers of a chunk of clients before clipping, one row for each client."""
@@ -279,11 +281,16 @@ class Simulation(Cohort):
     def _shapes_are_public(self) -> bool:
         return self.unit is not None and self.task.local.shape_is_public
 
+    @property
+    def _by_class(self) -> bool:
+        return self.unit is not None and self.task.shapes_by_class
+
     def plan(self, clients: Tensor, number: int) -> Schedule:
         """The schedule of batches that the clients train on in a round."""
         shuffles, numbers = self.streams.at("batches", number).generators(), clients.tolist()
         sizes = self.task.clients.sizes[clients]
-        return schedule(self.task.local, sizes, lambda row: shuffles(numbers[row]), public=self._shapes_are_public)
+        public, by_class = self._shapes_are_public, self._by_class
+        return schedule(self.task.local, sizes, lambda row: shuffles(numbers[row]), public=public, by_class=by_class)
 
     @cached_property
     def _losses(self) -> ClientLosses:
@@ -292,8 +299,9 @@ class Simulation(Cohort):
     def loss_after(self, w: Tensor, rows: Tensor, clients: Tensor, number: int) -> Tensor:
         """Each client's loss in round `number` at the parameters w + rows[i], [n], on up to `MOST_ROWS` of its own examples."""
         draws, numbers = self.streams.at("losses", number).generators(), clients.tolist()
-        sizes, public = self.task.clients.sizes[clients], self._shapes_are_public
-        plan = schedule(all_rows(self.task.local.max_examples), sizes, lambda row: draws(numbers[row]), public=public)
+        sizes, public, by_class = self.task.clients.sizes[clients], self._shapes_are_public, self._by_class
+        every = all_rows(self.task.local.max_examples)
+        plan = schedule(every, sizes, lambda row: draws(numbers[row]), public=public, by_class=by_class)
         return self._losses(w, rows, clients, plan, number)
 
     def _control(

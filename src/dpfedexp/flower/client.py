@@ -457,7 +457,7 @@ def _rows_and_ballots(simulation: Simulation, question: Request, asked: Tensor) 
     """The rows of the clients `asked`, one each, and their values of the vote "improved" (None if it is not asked)."""
     w = question.state.w.to(simulation.task.device)
     rows, ballots = [], []
-    for chunk in asked.split(simulation.chunk_size):
+    for chunk in simulation.chunks(asked):
         found = simulation.rows(question, w, chunk)
         rows.append(found[: len(chunk)].cpu())
         if simulation.ballots is not None and question.purpose == UPDATE:

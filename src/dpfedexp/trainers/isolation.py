@@ -5,10 +5,10 @@ The privacy noise covers one client that changes one row of the sum. Isolation i
 - module, loss, transform and a custom optimizer run on synthetic values only. Their tensor operations are recorded there, and the
   clients' rows go through the recording (`trainers.recording`), which is refused if it could carry anything between clients;
 - every client has its own copy of the parameters, and the transform sees one client at a time;
-- every shape is fixed by public numbers (`local.max_examples`, or `steps` and `batch_size`), or depends on one client alone; the
-  last chunk is padded, and clients stay in the order of their numbers;
+- every shape is fixed by public numbers (`local.max_examples`, or `steps` and `batch_size`), or depends on one client alone: on
+  a CPU, clients with the same number of rows, rounded up to a power of two, train together. The last chunk is padded;
 - the trainer is chosen on synthetic clients, and only if their rows are the same, bit for bit, with other clients in the chunk and
-  in other places of the chunk (`is_isolated`): kernels are chosen by shapes and addresses, not by values.
+  in other places of the chunk (`is_isolated`), for every shape: kernels are chosen by shapes and addresses, not by values.
 """
 
 import copy
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dpfedexp.core.clipping import clip, row_norms
-from dpfedexp.core.local_optimizer import LocalOptimizer, Schedule, Sgd, schedule
+from dpfedexp.core.local_optimizer import LocalOptimizer, Schedule, Sgd, schedule, size_class
 from dpfedexp.core.losses import class_dimension, loss_traits, read
 from dpfedexp.core.modules import Inputs, call, each
 from dpfedexp.core.noise import Streams
@@ -251,11 +251,18 @@ def widths(cohort: float, most: int, unit: int | None, fixed: bool) -> tuple[int
     return width, width
 
 
-def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
+def classes_of(task: Task) -> list[int]:
+    """The size classes of a task with synthetic clients, the largest first; one class if shapes do not follow from them."""
+    most = int(task.clients.sizes[0])
+    return size_class(torch.arange(1, most + 1), most).unique().tolist()[::-1] if task.shapes_by_class else [most]
+
+
+def is_isolated(trainer: Trainer, task: Task, width: int, rows: int | None = None) -> bool:
     """Whether synthetic clients' rows are the same, bit for bit, with other clients and in every place of a chunk of `width`.
 
-    `task` has synthetic clients. Rows are compared as trained, and clipped and lifted; with an automatic rate also the losses by
-    which it is chosen. A client that is trained alone must not depend on earlier clients either.
+    `task` has synthetic clients, of size class `rows` (the largest by default). Rows are compared as trained, and clipped and
+    lifted; with an automatic rate also the losses by which it is chosen. A client that is trained alone must not depend on earlier
+    clients either.
     """
     draw = np.random.default_rng(0)
     everyone = draw.permutation(2 * width)
@@ -264,8 +271,9 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
     orders += [draw.permutation(everyone[:width]), draw.permutation(everyone)[:width]]
     if width == 1:
         orders = [everyone[:1], everyone[1:], everyone[:1]]
-    most = int(task.clients.sizes[0])
-    sizes = torch.from_numpy(draw.integers(1, most + 1, size=2 * width))
+    most = rows or int(task.clients.sizes[0])
+    least = int(size_class(torch.tensor(most))) // 2 + 1 if task.shapes_by_class else 1
+    sizes = torch.from_numpy(draw.integers(least, most + 1, size=2 * width))
     w = task.layout.read(task.model).float().to(task.device)
     radius: float | None = None
     seen: dict[int, list[Tensor]] = {}
@@ -274,20 +282,20 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
         clients = torch.from_numpy(order.copy())
         # A step with a rate per client is another operation than a step with the optimizer's rate, and rounds differently.
         own = (None, 0.1 + clients.float().to(w.device) / (20 * width)) if task.has_client_rates else ()
-        rows = trainer(w, clients, _short(task.local, sizes[clients], clients), 1, *own)
+        updates = trainer(w, clients, _short(task, sizes[clients], clients), 1, *own)
         if radius is None:
-            radius = max(1e-6, float(row_norms(rows).median()))
-        lifted = lift(clip(rows, radius).vectors, radius)
-        losses = rows.new_zeros(len(rows), 1)
+            radius = max(1e-6, float(row_norms(updates).median()))
+        lifted = lift(clip(updates, radius).vectors, radius)
+        losses = updates.new_zeros(len(updates), 1)
         if asked is not None:
-            everything = _plan(all_rows(task.local.max_examples), sizes[clients], clients, task.local.shape_is_public)
-            losses = asked(w, rows, clients, everything, 1)[:, None]
-        for client, *found in zip(order.tolist(), rows, lifted, losses, strict=True):
+            everything = _plan(task, all_rows(task.local.max_examples), sizes[clients], clients)
+            losses = asked(w, updates, clients, everything, 1)[:, None]
+        for client, *found in zip(order.tolist(), updates, lifted, losses, strict=True):
             before = seen.setdefault(client, found)
             if not all(map(_same_bits, before, found)):
                 off = float((before[0] - found[0]).abs().max())
-                said = "%s: a synthetic client's row differs by up to %g between two chunks of %d"
-                log.info(said, trainer.name, off, width)
+                said = "%s: the update of a synthetic client of %d rows differs by up to %g between two chunks of %d"
+                log.info(said, trainer.name, most, off, width)
                 return False
     return True
 
@@ -297,14 +305,17 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _plan(local: LocalOptimizer, sizes: Tensor, clients: Tensor, public: bool) -> Schedule:
-    return schedule(local, sizes, lambda row: np.random.default_rng(int(clients[row])), public=public)
+def _plan(task: Task, local: LocalOptimizer, sizes: Tensor, clients: Tensor) -> Schedule:
+    def draws(row: int) -> np.random.Generator:
+        return np.random.default_rng(int(clients[row]))
+
+    return schedule(local, sizes, draws, public=task.local.shape_is_public, by_class=task.shapes_by_class)
 
 
-def _short(local: LocalOptimizer, sizes: Tensor, clients: Tensor) -> Schedule:
+def _short(task: Task, sizes: Tensor, clients: Tensor) -> Schedule:
     """The first steps of a schedule; all steps for a custom optimizer, whose steps may differ from one another."""
-    plan = _plan(local, sizes, clients, local.shape_is_public)
-    if type(local) is not Sgd:
+    plan = _plan(task, task.local, sizes, clients)
+    if type(task.local) is not Sgd:
         return plan
     steps = plan.steps.clamp_max(_STEPS)
     return Schedule(plan.positions[:, :_STEPS], plan.weights[:, :_STEPS], steps, plan.most and min(plan.most, _STEPS))

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from dpfedexp.trainers.fast.convolution import ContractAndPool
 from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, computed
 from dpfedexp.trainers.fast.program import Program, ProgramStep, objective
 from dpfedexp.trainers.fast.trace import compile_module
-from dpfedexp.trainers.isolation import is_isolated
+from dpfedexp.trainers.isolation import classes_of, is_isolated
 from dpfedexp.trainers.recording import Unrecordable, refusal
 from dpfedexp.trainers.steps import Batch, ByProgram, ByVmap, Loop, Parallel, Steps, Vectorized, cuda_graph
 from dpfedexp.trainers.task import Precision, Task, Trainer, arithmetic, pair_of_clients
@@ -356,16 +355,15 @@ def _selected(
         candidates = {"vectorized": candidates.pop("vectorized"), **candidates}
     if on.device.type != "cpu" and not brief:
         candidates[LOOP] = lambda: Loop(on, streams)
-    apart = (name for name, make in candidates.items() if not isolated or _can_be_isolated(on, make, chunk))
-    # A short run takes the first candidate.
-    fit = {name: candidates[name] for name in (islice(apart, 1) if brief else apart)}
-    chosen = _quickest(on, fit, chunk) if fit and not brief else next(iter(fit), None)
-    if chosen is None:
-        return Loop(task, streams), (
-            "on this device no trainer that takes several clients at once keeps them apart bit for bit; training them one after "
-            "the other instead, because the run is secure."
-        )
-    return (Loop(task, streams) if chosen == LOOP else offered[chosen]()), None
+    while candidates:
+        # A short run takes the first candidate.
+        chosen = next(iter(candidates)) if brief else _quickest(on, candidates, chunk)
+        if not isolated or _can_be_isolated(on, candidates.pop(chosen), chunk):
+            return (Loop(task, streams) if chosen == LOOP else offered[chosen]()), None
+    return Loop(task, streams), (
+        "on this device no trainer that takes several clients at once keeps them apart bit for bit; training them one after "
+        "the other instead, because the run is secure."
+    )
 
 
 def _why_not_together(task: Task, streams: Streams) -> str | None:
@@ -405,8 +403,11 @@ def _can_be_isolated(trial: Task, make: Callable[[], Trainer], chunk: int, named
 
 def passes_isolation(trial: Task, trainer: Trainer, chunk: int) -> bool:
     # A trainer with a unit is called with many units at a time, which must not affect one another either.
-    width = chunk if trainer.unit is None else min(2, max(1, chunk // trainer.unit)) * trainer.unit
-    passed = all(is_isolated(trainer, trial, size) for size in sorted({trainer.unit or chunk, width}))
+    unit = trainer.unit or chunk
+    several = chunk if trainer.unit is None else min(2, max(1, chunk // unit)) * unit
+    largest, *others = classes_of(trial)
+    shapes = [*((size, largest) for size in sorted({unit, several})), *((unit, rows) for rows in others)]
+    passed = all(is_isolated(trainer, trial, size, rows) for size, rows in shapes)
     if not passed:
         log.info("trainer %s is left out: a client's update depends on its neighbors on this device", trainer.name)
     return passed
@@ -439,7 +440,8 @@ def _quickest(task: Task, makers: Makers, chunk: int) -> str:
         # Not measured yet, or the network's `forward` has changed since.
         times = _compared(task, makers, clients, trial)
         # Among about equally fast candidates take the preferred one, so that two equal runs choose the same trainer.
-        chosen = next(name for name, seconds in times.items() if seconds <= ALIKE * min(times.values()))
+        best = min(times.values(), default=0.0)
+        chosen = next((name for name, seconds in times.items() if seconds <= ALIKE * best), next(iter(makers)))
         shown = ", ".join(f"{name} {seconds:.4g}" for name, seconds in times.items())
         log.info("trainer %s: seconds of %d clients and %d steps: %s", chosen, len(clients), count, shown)
     _remembered[key] = chosen
@@ -454,7 +456,9 @@ def _compared(task: Task, makers: Makers, clients: Tensor, plan: Schedule) -> di
         try:
             made[name] = make()
             times[name] = _time(task, made[name], clients, plan)
-        except InputError as reason:
+        except (InputError, RuntimeError) as reason:
+            if task.synthetic is None and not isinstance(reason, InputError):
+                raise
             log.debug("%s is left out: %s", name, reason)
     for _ in range(TURNS - 1):
         for name, trainer in made.items():

@@ -80,6 +80,11 @@ class Task:
     has_client_rates: bool = False
     synthetic: Synthetic | None = None
 
+    @property
+    def shapes_by_class(self) -> bool:
+        """Whether shapes of an isolated run follow from the clients' `size_class`. On a GPU every shape needs a CUDA graph."""
+        return self.local.max_examples is not None and self.device.type == "cpu"
+
     def copy_for_thread(self) -> Task:
         """Copy the task with its own module, for another thread; frozen parameters are shared."""
         frozen: dict[int, object] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
