@@ -197,3 +197,11 @@ def test_the_rounds_follow_from_the_noise_of_one():
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
     counts = [rounds_for(algorithm, d, 1000, Full()) for d in (4, 5_000, 10_000_000)]
     assert counts == [LOW_NOISE_ROUNDS, DEFAULT_ROUNDS, DEFAULT_ROUNDS]
+
+
+def test_a_second_fit_on_the_same_clients_states_what_both_cost_and_keeps_to_their_budget(tmp_path):
+    given = {"rounds": 3, "epsilon": 4, "ledger": tmp_path / "clients.jsonl", "budget": 5.0}
+    first, second = (fit(linear_regression(3), federation(150), **given) for _ in range(2))
+    assert first.privacy.epsilon_total == pytest.approx(4.0, abs=1e-6)
+    assert "budget" in second.stopped
+    assert 4.0 < second.privacy.epsilon_total <= 5.0

@@ -41,7 +41,6 @@ FIT_HINTS = {
     **dict.fromkeys(("target_epsilon", "eps"), "epsilon=8.0"),
     "local": "train(…, local=Sgd(lr='auto', steps=5)), which takes it",
     "adjacency": "train(…, algorithm=cdp_fedexp(…, adjacency='add-remove')), which takes it",
-    "budget": "epsilon, which is what the run may cost; train(…, budget=8.0) stops early",
 }
 """Hints for arguments that only `train` takes."""
 
@@ -59,6 +58,7 @@ def fit(
     loss: str | Loss | None = None,
     evaluate: Evaluations = None,
     ledger: Ledger | Path | str | None = None,
+    budget: float | None = None,
     out: Path | str | None = None,
     secure: Secure = False,
     candidates: Sequence[Candidate | nn.Module | LocalOptimizer | Algorithm] | None = None,
@@ -75,10 +75,11 @@ def fit(
         delta: δ of the guarantee; by default a tenth of 1/M, and at most 10⁻⁵.
         rounds: the number of rounds; by default `rounds_for`.
         ledger: a file or a `Ledger` that several runs on the same clients charge; the statement then covers all of them.
+        budget: the ε that all runs of the ledger together must not exceed; training stops before the round that would.
         out: the folder of the run, new or empty, for the files of `dpfedexp fit`: model, metrics, ledger, privacy statement
             and checkpoint. The same call resumes an interrupted run.
 
-    All other arguments are those of `train`, which also takes a budget, other local steps and add-remove adjacency: `fit` is
+    All other arguments are those of `train`, which also takes other local steps and add-remove adjacency: `fit` is
     `train` with `cdp_fedexp(clip="adaptive", target_epsilon=…)` and `local=Sgd(lr="auto", steps=10, max_examples=512)`.
 
     Returns:
@@ -104,7 +105,7 @@ def fit(
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta_given)
     number = rounds_for(algorithm, dimension, declared, everyone) if rounds is None else rounds
     given: dict[str, Any] = {"epsilon": float(epsilon), "delta": delta, "rounds": rounds, "execution": execution}
-    given |= {"participation": participation, "secure": secure or None}
+    given |= {"participation": participation, "budget": budget, "secure": secure or None}
     named = [f"{name}={argument_text(value)}" for name, value in given.items() if value is not None]
     call = f"fit({', '.join([type(model).__name__, type(clients).__name__, *named])})"
     folder = run_folder_of(out, call) if rank() == 0 else None
@@ -119,6 +120,7 @@ def fit(
         loss=loss,
         evaluate=evaluate,
         ledger=ledger,
+        budget=budget,
         out=folder,
         secure=secure,
         candidates=candidates,
