@@ -80,6 +80,13 @@ def require(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
+def check_known(field: str, name: object, known: Iterable[str]) -> None:
+    """Raise `InputError` with the nearest known name unless `name` is one of them."""
+    known = list(known)
+    if name not in known:
+        raise InputError(f"{field} is {name!r}, which does not exist.{nearest(str(name), known)}")
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning that points at the nearest line outside this package: the user's call."""
     level, frame = 2, sys._getframe(1)
@@ -99,11 +106,8 @@ def checked(*, hints: Mapping[str, str]) -> Callable[[Callee], Callee]: ...
 def checked(callee: Callable[..., Any] | None = None, *, hints: Mapping[str, str] | None = None) -> Any:
     """Decorate a function or a class so that wrong arguments raise `InputError` with a hint.
 
-    The signature stays the same, except that the options of an `Unpack[…]` are listed one by one.
-
-    Args:
-        callee: the function or class.
-        hints: wrong argument name → what to write instead.
+    The signature stays the same, except that the options of an `Unpack[…]` are listed one by one. `hints` say what to write instead
+    of a wrong argument name.
 
     >>> @checked
     ... def area(width, height=1.0):

@@ -4,15 +4,15 @@ The new content is written to a temporary file beside the old one, synced, and r
 process is killed at any time, the path holds either the complete old file or the complete new one.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from dpfedexp.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ def replace_text(path: Path, text: str, mode: int | None = None) -> None:
 
 
 def replace_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None, mode: int | None = None
+    path: Path, tensors: "Mapping[str, Tensor]", metadata: dict[str, str] | None = None, mode: int | None = None
 ) -> None:
     """Create or replace a safetensors file atomically; raise `OSError` if it can't be written."""
     from safetensors import SafetensorError
@@ -103,6 +103,15 @@ def try_lock(descriptor: int) -> bool:
         except OSError:  # some network file systems have no locks
             return False
     return False
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise `InputError` with the folder's name for an `OSError` inside."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
 
 
 def set_dates(folder: Path, names: Iterable[str], when: float) -> None:

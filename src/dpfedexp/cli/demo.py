@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfedexp.engine.plot import Chart, Panel
-from dpfedexp.errors import InputError
+from dpfedexp.files import writing
 from dpfedexp.report.document import Section, Table
 
 if TYPE_CHECKING:
@@ -52,10 +52,8 @@ def demo(
     from dpfedexp.report.document import wide
     from dpfedexp.report.page import report
 
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the folder {str(out)!r} can't be written: {error.strerror}.") from None
     planned = {key: settings(*key) for key in ALGORITHMS}
     jobs = [(key, seed) for key in planned for seed in range(seeds)]
     runs: Runs = {}
@@ -85,7 +83,6 @@ def settings(setting: str, algorithm: str) -> Settings:
 
 
 def train(settings: Settings) -> tuple[Distances, PrivacyStatement]:
-    """Run a whole simulation on the CPU."""
     from dpfedexp.cli.train import execute
     from dpfedexp.engine.advice import silence
 

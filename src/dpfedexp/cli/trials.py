@@ -18,7 +18,7 @@ from dpfedexp.config import Settings, load
 from dpfedexp.engine.outlets import CHECKPOINT, ERROR, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, recorded
 from dpfedexp.engine.plot import Chart, Panel, Series, main_metric, name_of
 from dpfedexp.errors import InputError, LedgerError, require
-from dpfedexp.files import replace_text
+from dpfedexp.files import replace_text, writing
 from dpfedexp.machine import JobProgress, cores
 from dpfedexp.report.document import Section, Table
 from dpfedexp.report.page import RunRecord, read_run
@@ -65,7 +65,6 @@ class Sweep:
     jobs: int | None = None
 
     def texts(self, trial: Trial) -> list[str]:
-        """Return all changes of a run to the settings file."""
         return [*self.overrides, *trial.changes, f"run.seed={trial.seed}"]
 
     def settings(self, trial: Trial) -> Settings:
@@ -135,10 +134,8 @@ def check_one_promise(plan: Sweep, grid: Sequence[Trial]) -> list[Settings]:
 def run_trials(plan: Sweep, trials: Sequence[Trial]) -> dict[Trial, str]:
     """Make all runs that are not finished, after checking all settings; return the failed runs with their reasons."""
     secure = any(one.run.secure for one in check_one_promise(plan, trials))
-    try:
+    with writing(plan.out):
         plan.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the folder {str(plan.out)!r} can't be written: {error.strerror}.") from None
     missing = [trial for trial in trials if not plan.is_finished(trial)]
     times = bool(recorded("terminal", {"elapsed": None}, secure=secure))
     jobs = min(plan.jobs or cores(), len(trials))
@@ -190,7 +187,6 @@ class Price:
 
     @property
     def sentences(self) -> list[str]:
-        """The cost in words, for the report and the terminal."""
         larger = (
             f"The promise is that of a larger deployment with {self.noise_cohort} clients in a round, and none to the clients "
             "whose data these runs used."

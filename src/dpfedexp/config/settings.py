@@ -3,27 +3,24 @@
 Each section is a pydantic model. The docstring of a setting is its description in the reference and in `schema.json`.
 """
 
-from __future__ import annotations
-
 import inspect
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, Self, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from dpfedexp import algorithms
 from dpfedexp.accounting import Event
-from dpfedexp.algorithms import Algorithm, probe
+from dpfedexp.algorithms import ALGORITHMS, Algorithm, probe
 from dpfedexp.algorithms import round as cohorts
 from dpfedexp.algorithms.algorithm import Aggregation, with_aggregation
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local_optimizer import OPTIMIZERS, SCHEDULES, LocalOptimizer, RateSchedule
 from dpfedexp.core.losses import by_name
 from dpfedexp.data.data_sets import check_kind
-from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.errors import InputError, check_known, nearest, require
 from dpfedexp.evaluation import Evaluation, EvaluationLike
 from dpfedexp.trainers.execution import Execution
 
@@ -160,9 +157,8 @@ class LocalSettings(SettingsSection):
     """A public bound on the rows of a client; without it, secure runs are slow."""
 
     @model_validator(mode="after")
-    def _check_own(self) -> LocalSettings:
-        """Check that the optimizer exists, and that its settings have the declared types."""
-        _check_known("local.optimizer", self.optimizer, OPTIMIZERS)
+    def _check_own(self) -> Self:
+        check_known("local.optimizer", self.optimizer, OPTIMIZERS)
         kind = OPTIMIZERS[self.optimizer]
         types = get_type_hints(kind)
         known = {field.name: types[field.name] for field in fields(kind)}
@@ -188,15 +184,11 @@ def _schedule(value: Any) -> RateSchedule:
         )
     given = dict(value)
     name = given.pop("kind")
-    _check_known("local.schedule.kind", name, SCHEDULES)
+    check_known("local.schedule.kind", name, SCHEDULES)
     known = [field.name for field in fields(SCHEDULES[name])]
     for key in given:
         require(key in known, f"local.schedule.{key} is not a setting of {name!r}.{nearest(key, known)}")
     return SCHEDULES[name](**given)
-
-
-def _check_known(field: str, name: str, known: Iterable[str]) -> None:
-    require(name in known, f"{field} is {name!r}, which does not exist.{nearest(name, known)}")
 
 
 class ParticipationSettings(SettingsSection):
@@ -286,7 +278,7 @@ class Settings(SettingsSection):
     run: RunSettings = RunSettings()
     resolved: Resolved | None = None
 
-    def with_seed(self, seed: int) -> Settings:
+    def with_seed(self, seed: int) -> Self:
         """Return the settings with another seed for noise, data and initial model."""
         return self.model_copy(update={"run": self.run.model_copy(update={"seed": seed})})
 
@@ -296,9 +288,9 @@ class Settings(SettingsSection):
 
         return tomli_w.dumps(self.model_dump(exclude_none=True, exclude_defaults=False))
 
-    def as_run(self, facts: Resolved) -> Settings:
+    def as_run(self, facts: Resolved) -> Self:
         """Return the settings for the folder of a run: with its facts, and with the step size and quantile that it uses."""
-        takes = inspect.signature(algorithms.ALGORITHMS[self.algorithm.name]).parameters
+        takes = inspect.signature(ALGORITHMS[self.algorithm.name]).parameters
         chosen: dict[str, Any] = {"step": self.build_algorithm().step} if "step" in takes else {}
         if self.algorithm.clip == "adaptive" and self.algorithm.adaptive is None:
             chosen["adaptive"] = AdaptiveSettings(quantile="auto")
@@ -355,7 +347,7 @@ class Settings(SettingsSection):
 
     def build_algorithm(self) -> Algorithm:
         settings, name = self.algorithm, self.algorithm.name
-        _check_known("algorithm.name", name, algorithms.ALGORITHMS)
+        check_known("algorithm.name", name, ALGORITHMS)
         elsewhere = {"name", "adaptive", "epsilon0", "epsilon1", "epsilon2", "aggregation"}
         given = settings.model_dump(exclude_none=True, exclude=elsewhere)
         if settings.adaptive is not None or settings.clip == "adaptive":
@@ -367,10 +359,10 @@ class Settings(SettingsSection):
             "clip" in given or name in ("fedavg", "fedexp"),
             f"algorithm.clip is missing; {name} needs a positive number or 'adaptive'.",
         )
-        takes = inspect.signature(algorithms.ALGORITHMS[name]).parameters
+        takes = inspect.signature(ALGORITHMS[name]).parameters
         for key in given:
             require(key in takes, f"algorithm.{key} is not a setting of {name}; leave it out.")
-        return with_aggregation(algorithms.ALGORITHMS[name](**given), settings.aggregation or "plain")
+        return with_aggregation(ALGORITHMS[name](**given), settings.aggregation or "plain")
 
     def build_local(self) -> LocalOptimizer:
         """Build the local optimizer, with ten steps if the file sets neither steps nor epochs."""
@@ -382,7 +374,6 @@ class Settings(SettingsSection):
         return OPTIMIZERS[self.local.optimizer](**given)
 
     def build_execution(self) -> Execution:
-        """Build the `Execution` from those settings of [run] that it has."""
         return Execution(**self.run.model_dump(include=_EXECUTION))
 
     def run_options(self) -> dict[str, Any]:
@@ -442,10 +433,8 @@ def parse(tree: dict[str, Any]) -> Settings:
 
 
 def apply_override(tree: dict[str, Any], text: str) -> None:
-    """Set `section.key=value` in a parsed TOML file."""
     key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"--set is {text!r}; it must look like algorithm.clip=0.3.")
+    require(bool(equals and key.strip()), f"--set is {text!r}; it must look like algorithm.clip=0.3.")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -453,8 +442,7 @@ def apply_override(tree: dict[str, Any], text: str) -> None:
     *path, last = key.strip().split(".")
     for part in path:
         tree = tree.setdefault(part, {})
-        if not isinstance(tree, dict):
-            raise InputError(f"--set is {text!r}, but {part!r} is a value and not a section.")
+        require(isinstance(tree, dict), f"--set is {text!r}, but {part!r} is a value and not a section.")
     tree[last] = parsed
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from dpfedexp.data.arrays import check_count
 from dpfedexp.data.federation import Federation
 from dpfedexp.data.partition import generator
-from dpfedexp.errors import InputError, checked, nearest, require
+from dpfedexp.errors import InputError, check_known, checked, require
 from dpfedexp.files import create_file
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -77,13 +77,9 @@ class DataSet:
 
 @dataclass(frozen=True)
 class DataSetEntry:
-    """A data set by name: `load` takes a folder (or None), `summary` is a line that describes it to users.
-
-    `model` is the default network if the configuration names none, `standard` the public mean and standard deviation of the inputs.
-    """
+    """A data set by name, with its default network and the public mean and standard deviation of its inputs."""
 
     load: Callable[[str | None], DataSet]
-    summary: str
     model: str | None = None
     standard: tuple[float, float] | None = None
 
@@ -171,22 +167,16 @@ def _records(path: Path) -> Tensor:
     return records
 
 
-OTHER_KINDS = {
-    "synthetic": "the paper's linear regression, made up",
-    "npz": "arrays of your own in a file",
-    "factory": "a function of your own",
-}
+OTHER_KINDS = ("synthetic", "npz", "factory")
 """Kinds of data that are not data sets to split: they define their own clients."""
 DATA_SETS: dict[str, DataSetEntry] = {
-    "mnist": DataSetEntry(load_mnist, "MNIST, or another set in its four files", "mnist_cdp_net", (0.1307, 0.3081)),
-    "cifar10": DataSetEntry(cifar10, "CIFAR-10 in its binary files", "cifar_net", (0.4734, 0.2516)),
+    "mnist": DataSetEntry(load_mnist, "mnist_cdp_net", (0.1307, 0.3081)),
+    "cifar10": DataSetEntry(cifar10, "cifar_net", (0.4734, 0.2516)),
 }
 
 
 def check_kind(kind: str) -> None:
-    """Raise `InputError` for a kind of data that does not exist."""
-    known = (*OTHER_KINDS, *DATA_SETS)
-    require(kind in known, f"data.kind is {kind!r}, which does not exist.{nearest(kind, known)}")
+    check_known("data.kind", kind, (*OTHER_KINDS, *DATA_SETS))
 
 
 def cache_folder(name: str) -> Path:

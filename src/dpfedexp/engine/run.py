@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import csv
 import io
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -19,12 +18,11 @@ from torch import Tensor, nn
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.statement import card, caveats, summary
 from dpfedexp.engine import checkpoint, outlets
-from dpfedexp.engine.checkpoint import differences, flatten
 from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import STEERING, figure, metrics_in, run_panels
 from dpfedexp.engine.verify import CONTEXT, read_claim, recompute
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.files import finite, replace_tensors, replace_text, set_dates
+from dpfedexp.files import finite, replace_tensors, replace_text, set_dates, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +74,7 @@ class Run:
         names = ("algorithm", "clients", "delta", "simulated", *CONTEXT)
         header = {name: value for name in names if (value := getattr(statement, name)) is not None}
         header |= {} if self.facts is None else {"run": self.facts.run}
-        with _writing(files.path):
+        with writing(files.path):
             _copy_ledger(files.path, self.ledger, header, checkpoint.digest(model_tensors(self.model)))
         files.facts = self.facts
         files.finish(self)
@@ -232,7 +230,6 @@ class RunFacts:
     baselines: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write `run.json`; raises `OSError` where the file can't be written."""
         values = {name: value for name, value in asdict(self).items() if value not in ("", {}, [])}
         content = {"format": FORMAT, "version": VERSION, **outlets.recorded(outlets.FACTS, values, secure=self.secure)}
         replace_text(folder / outlets.FACTS, json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n")
@@ -259,7 +256,6 @@ class RunFacts:
 
 
 def call_text(name: str, given: Mapping[str, object]) -> str:
-    """Format a call with its named arguments as Python code."""
     return f"{name}({', '.join(f'{key}={argument_text(value)}' for key, value in given.items())})"
 
 
@@ -303,7 +299,7 @@ class RunFolder:
         self.path, self.command, self.data = Path(path), command or call, data
         self.how_to_resume = f"{'repeat the command' if command else 'make the same call again'} to resume"
         where = purpose or f"with {'--out' if command else 'out'}"
-        with _writing(self.path):
+        with writing(self.path):
             require(not self.path.is_file(), f"{str(self.path)!r} is a file; name a new folder {where}.")
             self.path.mkdir(parents=True, exist_ok=True)
             used = any(self.path.iterdir())
@@ -325,22 +321,21 @@ class RunFolder:
         if path.exists():
             may_change: Any = {"resolved": True, "run": {"device", "chunk_size", "memory", "budget"}}
             here, there = (one.model_dump(mode="json", exclude=may_change) for one in (settings, load(path)))
-            changed = differences(flatten(here), flatten(there))
+            changed = checkpoint.differences(checkpoint.flatten(here), checkpoint.flatten(there))
             require(
                 not changed,
                 f"the folder {str(self.path)!r} holds another run: {changed}. Resume with its settings, or name another folder.",
             )
-        with _writing(self.path):
+        with writing(self.path):
             replace_text(path, settings.to_toml())
 
     def begin(self, facts: RunFacts) -> None:
-        """Write the facts of the run, once the run holds its ledger."""
         self.facts = facts
-        with _writing(self.path):
+        with writing(self.path):
             facts.write(self.path)
 
     def record(self, record: Record) -> None:
-        with _writing(self.path):
+        with writing(self.path):
             if self._metrics is None:
                 done = checkpoint.read_progress(self.path)
                 write_history(self.path, done.history[:-1] if done else [])
@@ -349,7 +344,6 @@ class RunFolder:
             self._metrics.flush()
 
     def finish(self, run: Run) -> None:
-        """Close the metrics file and write metrics, parameters, advice, facts and the privacy statement of the run."""
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
@@ -359,7 +353,7 @@ class RunFolder:
         writer.writerows(run.history)
         secure = not run.privacy.simulated
         advice = (line(outlets.recorded(outlets.ADVICE, one.to_json(), secure=secure)) for one in run.advice)
-        with _writing(self.path):
+        with writing(self.path):
             write_history(self.path, run.history)
             replace_text(self.path / outlets.METRICS_TABLE, table.getvalue())
             replace_tensors(self.path / outlets.MODEL, model_tensors(run.model))
@@ -372,36 +366,26 @@ class RunFolder:
         """Write `status.json`. It has no times, because the duration of a round depends on the clients' data."""
         delta = None if self.facts is None else self.facts.delta
         content = {"status": status, "round": round, "rounds": rounds, "epsilon": epsilon, "delta": delta}
-        with _writing(self.path):
+        with writing(self.path):
             recorded = outlets.recorded(outlets.STATUS, {**content, "reason": reason}, secure=True)
             replace_text(self.path / outlets.STATUS, line(recorded))
 
     def state(self, privacy: PrivacyStatement) -> None:
-        """Write the privacy statement; a later one replaces an earlier one."""
         rewrite_statement(self.path, privacy, self._began)
 
     def remove_results(self) -> None:
-        """Remove the results that a resumed run had written before."""
-        with _writing(self.path):
+        with writing(self.path):
             for name in (outlets.MODEL, outlets.STATEMENT, outlets.STATEMENT_TEXT, outlets.METRICS_TABLE):
                 (self.path / name).unlink(missing_ok=True)
 
 
 def rewrite_statement(folder: Path, privacy: PrivacyStatement, when: float | None = None) -> None:
     """Write the privacy statement. A run that protects real data hides its duration: all its files get one date, `when` or now."""
-    with _writing(folder):
+    with writing(folder):
         replace_text(folder / outlets.STATEMENT, privacy.to_json() + "\n")
         replace_text(folder / outlets.STATEMENT_TEXT, privacy.text + "\n")
         if not privacy.simulated:
             set_dates(folder, outlets.OUTLETS, time.time() if when is None else when)
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
 
 
 Record = dict[str, Any]
@@ -457,7 +441,6 @@ def numbers(record: Record) -> Record:
 
 
 def read_advice(folder: Path) -> tuple[Advice, ...]:
-    """The advice in a run's folder; empty without the file."""
     path = folder / outlets.ADVICE
     try:
         return tuple(Advice(**json.loads(one)) for one in read_text(path, optional=True).splitlines())
@@ -493,5 +476,4 @@ def read_text(path: Path, optional: bool = False) -> str:
 
 
 def line(record: Mapping[str, Any]) -> str:
-    """Format a record as one line of JSON."""
     return json.dumps(finite(dict(record))) + "\n"

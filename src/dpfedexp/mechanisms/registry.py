@@ -3,12 +3,10 @@
 To add a mechanism, write a module with a subclass of `Mechanism`, and add a line to this table. Modules are imported on first use.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.errors import check_known
 
 if TYPE_CHECKING:
     from dpfedexp.accounting.events import Event, RoundSettings
@@ -28,18 +26,17 @@ MECHANISMS = {
 
 def check_name(name: object, field: str = "mechanism") -> str:
     """Return the name if the mechanism exists; else raise `InputError` with the nearest name."""
-    if not isinstance(name, str) or name not in MECHANISMS:
-        raise InputError(f"{field} is {name!r}, which does not exist.{nearest(str(name), MECHANISMS)}")
-    return name
+    check_known(field, name, MECHANISMS)
+    return str(name)
 
 
-def mechanism_class(name: str) -> type[Mechanism]:
+def mechanism_class(name: str) -> "type[Mechanism]":
     """Return the class of a mechanism by its name."""
     module, _, attribute = MECHANISMS[check_name(name)].partition(":")
     return getattr(import_module(module, __package__), attribute)  # type: ignore[no-any-return]
 
 
-def round_event(name: str, settings: RoundSettings) -> Event:
+def round_event(name: str, settings: "RoundSettings") -> "Event":
     """Return the event of one round of a mechanism from its settings; the library's own mechanisms are not imported for it."""
     from dpfedexp.accounting.events import round_event
 

@@ -100,8 +100,6 @@ def plan(
 
 
 def plan_section(rows: Sequence[Plan], chosen: Plan) -> Section:
-    """Return a table of plans, and the advice on the chosen one."""
-
     def cells(one: Plan) -> list[str]:
         numbers = (one.noise_multiplier, one.noise_share, one.best_signal, one.clients_needed)
         shown = ["–" if value is None else number(value) for value in numbers]

@@ -1,13 +1,11 @@
 """Report sections: tables, charts and claims, for the terminal, the HTML page and JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich import box
 from rich.console import Console
@@ -16,7 +14,7 @@ from rich.table import Table as RichTable
 
 from dpfedexp.engine.plot import Chart, Panel, Series, draw, figure
 from dpfedexp.errors import InputError
-from dpfedexp.files import replace_text
+from dpfedexp.files import replace_text, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,8 +65,8 @@ class Section:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
-    @staticmethod
-    def read(path: Path) -> Section:
+    @classmethod
+    def read(cls, path: Path) -> Self:
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
             tree["tables"] = [Table(**table) for table in tree["tables"]]
@@ -79,21 +77,19 @@ class Section:
                 ]
             tree["charts"] = [Chart(**chart) for chart in tree["charts"]]
             tree["claims"] = [Claim(**claim) for claim in tree["claims"]]
-            return Section(**tree)
+            return cls(**tree)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"the file {str(path)!r} is not a section of a report: {error}.") from None
 
     def save(self, folder: Path) -> list[Path]:
         """Write `<name>.json`, and every chart as PNG, SVG and PDF; return the paths."""
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{self.name}.json"
             replace_text(path, self.to_json())
             return [path, *(file for chart in self.charts for file in draw(chart, folder))]
-        except OSError as error:
-            raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
 
-    def plot(self) -> Figure:
+    def plot(self) -> "Figure":
         """A matplotlib figure of the charts, with the legend below them; it needs no display."""
         return figure([panel for chart in self.charts for panel in chart.panels], legend_below=True)
 

@@ -20,7 +20,7 @@ from dpfedexp.engine.plot import FORMATS, STEERING, Chart, Panel, draw, metrics_
 from dpfedexp.engine.run import RunFacts, baseline_text, read_advice, read_history, read_text
 from dpfedexp.engine.verify import read_claim
 from dpfedexp.errors import InputError
-from dpfedexp.files import finite, replace_text
+from dpfedexp.files import finite, replace_text, writing
 from dpfedexp.report.document import Section, Table
 
 
@@ -97,7 +97,6 @@ def _promise(statement: PrivacyStatement | None, history: list[dict[str, Any]]) 
 
 
 def run_section(run: RunRecord, chart: str = "run") -> Section:
-    """Return the section of one run: metrics, step size, clip and ε over rounds, privacy statement and configuration."""
     varying = [key for key in (*STEERING, "epsilon_total") if len(set(over_rounds(run.history, key, "").y)) > 1]
     panels = run_panels(run.history, [*run.metrics, *varying])
     known = [key for key in (*run.metrics, *STEERING, "epsilon_total") if run.last(key) != "–"]
@@ -126,7 +125,6 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
 
 
 def runs_section(runs: Sequence[RunRecord]) -> Section:
-    """Return the section that compares several runs."""
     metrics = list(dict.fromkeys(key for run in runs for key in run.metrics))
     panels = [
         Panel(name_of(key), "round", name_of(key), [over_rounds(run.history, key, run.name) for run in runs])
@@ -170,21 +168,15 @@ class Page:
 
 
 def report(folder: Path, *, title: str = "", order: Sequence[str] = (), command: str = "") -> Path:
-    """Write `folder/report.html` and return its path.
+    """Write `report.html` into the folder of a run, of several runs, or of saved sections, and return its path.
 
-    Args:
-        folder: the folder of a run, of several runs, or of saved sections.
-        title: the title of a page of saved sections; by default that of their command, or the name of the folder.
-        order: names of saved sections that come first, in this order.
-        command: the command that writes the page again.
+    `title` is for a page of saved sections, `order` the names of those that come first, `command` what writes the page again.
     """
     if not folder.is_dir():
         raise InputError(f"the folder {str(folder)!r} does not exist; name one that a run, a demo or `paper` wrote.")
     page = _page(folder, title, order)
-    try:
+    with writing(folder):
         replace_text(folder / REPORT, render(replace(page, command=command or f"dpfedexp report {folder}"), folder))
-    except OSError as error:
-        raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
     return folder / REPORT
 
 
