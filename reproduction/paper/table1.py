@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dpfedexp.accounting import GaussianEvent, compose
 from dpfedexp.accounting.events import Event, central_gaussian, local_gaussian, privunit
-from dpfedexp.accounting.views import view
+from dpfedexp.accounting.statement import view
 from dpfedexp.report.document import Claim, Section, Table
 
 if TYPE_CHECKING:

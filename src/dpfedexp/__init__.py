@@ -12,11 +12,11 @@ __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from dpfedexp.algorithms.algorithm import Algorithm as Algorithm
-    from dpfedexp.algorithms.baselines import dp_fedadam as dp_fedadam
-    from dpfedexp.algorithms.baselines import dp_fedavg as dp_fedavg
-    from dpfedexp.algorithms.baselines import dp_scaffold as dp_scaffold
-    from dpfedexp.algorithms.baselines import fedavg as fedavg
     from dpfedexp.algorithms.paper import cdp_fedexp as cdp_fedexp
+    from dpfedexp.algorithms.paper import dp_fedadam as dp_fedadam
+    from dpfedexp.algorithms.paper import dp_fedavg as dp_fedavg
+    from dpfedexp.algorithms.paper import dp_scaffold as dp_scaffold
+    from dpfedexp.algorithms.paper import fedavg as fedavg
     from dpfedexp.algorithms.paper import fedexp as fedexp
     from dpfedexp.algorithms.paper import ldp_fedexp as ldp_fedexp
     from dpfedexp.algorithms.round import FixedSize as FixedSize

@@ -10,7 +10,7 @@ from events_by_hand import central
 from dpfedexp.accounting import PureEvent, Query, Sampling, compose, gdp
 from dpfedexp.accounting.events import central_gaussian, from_json, local_gaussian, privunit, to_json, votes_only
 from dpfedexp.accounting.gdp import joint_mu
-from dpfedexp.accounting.views import NOT_LEFT_OUT, other_adjacency
+from dpfedexp.accounting.statement import NOT_LEFT_OUT, other_adjacency
 from dpfedexp.core.sums import within_clip_vote
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian

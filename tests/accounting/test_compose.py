@@ -11,7 +11,7 @@ from events_by_hand import central, local
 from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, gdp
 from dpfedexp.accounting.compose import GAUSSIAN, GAUSSIAN_BOUND, NOT_PRIVATE
 from dpfedexp.accounting.events import privunit as exact_event
-from dpfedexp.accounting.views import round_delta, view
+from dpfedexp.accounting.statement import round_delta, view
 from dpfedexp.errors import InputError
 
 

@@ -10,7 +10,8 @@ from dp_accounting.pld import PLDAccountant
 from events_by_hand import central, local
 
 from dpfedexp import Sgd, dp_scaffold, train
-from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, views
+from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose
+from dpfedexp.accounting import statement as views
 from dpfedexp.accounting.events import from_json, to_json
 from dpfedexp.accounting.events import privunit as exact_event
 from dpfedexp.core.sums import within_clip_vote

@@ -11,7 +11,7 @@ from reproduction.suite.command import explore
 
 from dpfedexp import Full, cdp_fedexp, dp_fedavg
 from dpfedexp.accounting import epsilon, gdp, noise
-from dpfedexp.accounting.views import models_only
+from dpfedexp.accounting.statement import models_only
 from dpfedexp.engine.plan import DEVIATIONS, Plan
 from tests.browser import DESK, PHONE, cut_off, faint_texts, visit
 

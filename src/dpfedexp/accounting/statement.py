@@ -3,20 +3,17 @@
 Every number in the text comes from `shown`, which is also in the JSON.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
 from dpfedexp.accounting.events import EVALUATION, Event, GaussianEvent, NoiseBy
-from dpfedexp.accounting.views import EventCounts, View, models_only, other_adjacency, round_delta, view
 from dpfedexp.errors import checked, require
 from dpfedexp.files import finite
 
@@ -29,6 +26,87 @@ Source = Literal["private", "public", "test", "unknown"]
 """The data behind a decision to stop a run early: values released with noise, public data, the server's own test data, or data
 that the run does not know."""
 OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
+
+NOT_LEFT_OUT = "the charges say what replacing a client changes, and not what leaving one out does"
+NO_ADD_REMOVE = "a client's own message shows that the client is there; only what it holds can be hidden"
+NOT_COUNTED = (
+    "it is not known how many clients report in every round, each from its own data and the released models alone"
+)
+SAMPLED = "only some of the clients report in a round, and how much noise they add together is not fixed"
+MORE_THAN_THE_SUM = {
+    "unknown": "the mechanism does not say what the server computes from the reports",
+    "squares": "the step size uses the squared norm of every report, so the models show more than the sum of the reports",
+    "rounding": "strict noise is rounded in every report, so the models show slightly more than the sum of the reports",
+}
+NOT_GAUSSIAN = "a smaller figure for the sum of the reports is known only if all of them have Gaussian noise"
+
+EventCounts = Sequence[tuple[Event, int]]
+
+
+@dataclass(frozen=True)
+class View:
+    """The ε of a run under `adjacency` against one observer.
+
+    `epsilon_round` is the ε of the most expensive single round. `exact` says that no smaller total holds at the same δ;
+    otherwise the total is an upper bound.
+    """
+
+    adjacency: str
+    epsilon_round: float
+    epsilon_total: float
+    accountant: str
+    exact: bool
+
+
+def round_delta(charges: EventCounts, delta: float) -> float:
+    """Return the δ of the figure for a single round: 0 if every event is ε-DP by itself."""
+    return 0.0 if charges and all(event.family == "report" for event, _ in charges) else delta
+
+
+def view(charges: EventCounts, delta: float) -> View:
+    """Return ε of the most expensive round and of all charges together, under their own adjacency."""
+    total = compose(charges, delta)
+    single = round_delta(charges, delta)
+    one = max((compose([(event, 1)], single).epsilon for event, _ in charges), default=0.0)
+    return View(total.adjacency, one, total.epsilon, total.accountant, total.exact)
+
+
+def other_adjacency(charges: EventCounts, delta: float) -> tuple[View | None, str]:
+    """Return the view under the other adjacency, or None and the reason why there is none."""
+    turned: list[tuple[Event, int]] = []
+    for event, n in charges:
+        if event.setting in ("local", "two-party"):
+            return None, NO_ADD_REMOVE
+        if event.family == "none":
+            return None, ""
+        if event.family == "report" and event.adjacency == "replace-one":
+            return None, NOT_LEFT_OUT
+        turned.append((event.under("add-remove" if event.adjacency == "replace-one" else "replace-one"), n))
+    return (view(turned, delta), "") if turned else (None, "")
+
+
+def models_only(charges: EventCounts, delta: float, reporting: int, clients: int) -> tuple[View | None, str]:
+    """Return ε of a local or two-party run against an observer of the models only, or None and the reason why there is none.
+
+    Assumes that the server shows only models and does not help the observer, and that at least `reporting` of the `clients` add
+    their noise in every round and keep it secret.
+    """
+    if charges and all(isinstance(event, GaussianEvent) and event.setting == "two-party" for event, _ in charges):
+        return view([(e.to_readers(), n) for e, n in charges if isinstance(e, GaussianEvent)], delta), ""
+    if not charges or any(event.setting != "local" for event, _ in charges):
+        return None, ""
+    summed: list[tuple[Event, int]] = []
+    for event, n in charges:
+        if not isinstance(event, GaussianEvent):
+            return None, NOT_GAUSSIAN
+        if event.beyond_sum != "nothing":
+            return None, MORE_THAN_THE_SUM[event.beyond_sum]
+        if event.sampling.kind != "full":
+            return None, SAMPLED
+        # The sum of n reports is the sum of n vectors plus noise with √n times the standard deviation.
+        queries = tuple(replace(q, noise=q.noise * math.sqrt(max(reporting, 0))) for q in event.queries)
+        summed.append((replace(event, queries=queries, attained=event.attained and reporting == clients), n))
+    return (view(summed, delta), "") if reporting >= 1 else (None, NOT_COUNTED)
 
 
 @checked
@@ -87,9 +165,10 @@ class PrivacyStatement:
     noise_cohort: int | None = None
     stand_ins: float | None = None
 
-    @staticmethod
+    @classmethod
     @checked
     def from_charges(
+        cls,
         charges: Charges,
         delta: float,
         *,
@@ -103,7 +182,7 @@ class PrivacyStatement:
         stopping: Source | Literal["hand", ""] = "",
         noise_cohort: int | None = None,
         stand_ins: float | None = None,
-    ) -> PrivacyStatement:
+    ) -> Self:
         """Make the statement for a list of charges.
 
         Args:
@@ -135,7 +214,7 @@ class PrivacyStatement:
         gaussian = [event for event, _ in charges if isinstance(event, GaussianEvent)]
         # If only the helper adds noise in one of the rounds, the statement is that of the helper alone.
         sides: tuple[NoiseBy, ...] = ("helper", "both", "")
-        return PrivacyStatement(
+        return cls(
             algorithm=algorithm,
             private=math.isfinite(total.epsilon),
             setting=total.setting,
@@ -225,8 +304,8 @@ class PrivacyStatement:
         values = {"version": VERSION, **finite(asdict(self)), "shown": self.shown, "text": self.text}
         return json.dumps(values, indent=2, ensure_ascii=False)
 
-    @staticmethod
-    def from_json(text: str) -> PrivacyStatement:
+    @classmethod
+    def from_json(cls, text: str) -> Self:
         """Read a statement from the output of `to_json`; raise `InputError` for another version."""
         values: dict[str, Any] = json.loads(text)
         version = values.get("version")
@@ -239,7 +318,7 @@ class PrivacyStatement:
                 fields: dict[str, Any] = {key: math.inf if v is None else v for key, v in values[name].items()}
                 values[name] = View(**fields)
         lists = {name: tuple(values.get(name, ())) for name in ("not_covered", "votes", "choices")}
-        return PrivacyStatement(**{**values, **lists})
+        return cls(**{**values, **lists})
 
 
 def membership_advantage(guarantee: Guarantee) -> float:
@@ -268,7 +347,7 @@ def _nominal(events: Sequence[Event]) -> float | None:
     return None if math.isclose(dearest.nominal, dearest.strength, rel_tol=1e-9) else dearest.nominal
 
 
-def _rounds(charges: EventCounts) -> int:
+def _rounds(charges: Charges) -> int:
     """Return the number of charges that released an update; votes and evaluations are charged too, but are not rounds."""
     return sum(n for event, n in charges if not event.question)
 
@@ -345,7 +424,6 @@ _STOPPING = {
 
 
 def _scope(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
-    """Yield the paragraphs that name the run, who is protected, and against whom."""
     rounds, clients = ("" if count == 1 else "s" for count in (s.rounds, s.clients))
     yield f"Privacy of {s.algorithm}: {n['rounds']} round{rounds}, {n['clients']} client{clients}"
     if "noise_cohort" in n:
@@ -360,7 +438,6 @@ def _scope(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
 
 
 def _figures(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
-    """Yield the paragraphs with ε per round and in total, and what the figures include."""
     yield (
         "How much: if one client changed, no outcome would become more than e^epsilon times as likely, except for a small "
         f"probability delta = {n['delta']}. Smaller is better. Epsilon is:"
@@ -392,7 +469,6 @@ def _figures(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
 
 
 def _remarks(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
-    """Yield the paragraphs on what the figures mean, for whom else they hold, and what they do not cover."""
     yield _changes(s)
     yield from _models_only(s, n)
     if s.nominal_epsilon_round is not None:
@@ -440,14 +516,6 @@ def figure(value: float) -> str:
 
 
 def _table(s: PrivacyStatement, n: dict[str, str]) -> str:
-    """Return the table of ε as text: one row per observer or adjacency.
-
-    The columns are ε of one round, ε of all rounds, and whether the total is exact.
-
-    Args:
-        s: the statement.
-        n: its figures as text (`PrivacyStatement.shown`).
-    """
     name = "against the server" if s.setting in ("local", "two-party") else f"{s.adjacency} (this run's)"
     if s.noise_by == "both":
         name = "against either aggregator"

@@ -10,7 +10,7 @@ from dpfedexp.core.clipping import AdaptiveClip, check_radius
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.step_size import NOISE_SUBTRACTED, AnyRule, Extrapolate, Safe, ServerOptimizer, Step, check_server
 from dpfedexp.core.sums import WITHIN_CLIP, VoteSpec
-from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
+from dpfedexp.errors import check_known, checked, is_count, is_number, require
 from dpfedexp.mechanisms import Mechanism, MechanismSpec, Secure, mechanism_class
 from dpfedexp.mechanisms.base import Numerator, OneTimeEvents
 
@@ -117,8 +117,7 @@ class Algorithm:
             require(value is None or is_number(value), f"{name} is {value!r}; it must be a number.")
         require(0 < self.delta < 1, f"delta is {self.delta}; it must be between 0 and 1.")
         for name, words in (("adjacency", ADJACENCIES), ("target_per", get_args(Per)), ("gamma", get_args(GammaRule))):
-            if (wrong := getattr(self, name)) not in words:
-                raise InputError(f"{name} is {wrong!r}, which does not exist.{nearest(str(wrong), words)}")
+            check_known(name, getattr(self, name), words)
         require(
             isinstance(self.epsilons, (tuple, list)) and len(self.epsilons) == 3,
             f"epsilons is {self.epsilons!r}; it must be three numbers, PrivUnit's (epsilon0, epsilon1, epsilon2).",
@@ -193,9 +192,7 @@ def clip_of(clip: Clip) -> float | AdaptiveClip:
 
 def with_aggregation(algorithm: Algorithm, aggregation: Aggregation) -> Algorithm:
     """Return the algorithm with two-party aggregation of its sums (central privacy only); "plain" returns it unchanged."""
-    words = get_args(Aggregation)
-    if aggregation not in words:
-        raise InputError(f"aggregation is {aggregation!r}, which does not exist.{nearest(str(aggregation), words)}")
+    check_known("aggregation", aggregation, get_args(Aggregation))
     if aggregation in ("plain", algorithm.mechanism):
         return algorithm
     require(

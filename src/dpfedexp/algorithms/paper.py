@@ -1,13 +1,16 @@
-"""The paper's algorithms: FedEXP without privacy, LDP-FedEXP (Algorithm 1) and CDP-FedEXP (Algorithm 2)."""
+"""The paper's algorithms: FedEXP without privacy, LDP-FedEXP (Algorithm 1) and CDP-FedEXP (Algorithm 2), and those that it compares
+with: FedAvg without privacy, DP-FedAvg, DP-FedAdam and DP-SCAFFOLD.
+"""
 
 from __future__ import annotations  # `checked` reads Unpack[…] as text
 
-from typing import Literal, Unpack
+from typing import Literal, Unpack, get_args
 
 from dpfedexp.accounting.events import Adjacency
-from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, NoiseOptions, Per, clip_of
+from dpfedexp.algorithms.algorithm import HINTS, Algorithm, Clip, Control, NoiseOptions, Per, clip_of
 from dpfedexp.core import step_size
-from dpfedexp.errors import InputError, checked, nearest
+from dpfedexp.errors import check_known, checked, nearest, require
+from dpfedexp.mechanisms import mechanism_class
 from dpfedexp.mechanisms.base import Numerator
 
 CENTRAL_RULES: dict[str, step_size.Rule] = {"free": step_size.free, "paper": step_size.cdp}
@@ -59,21 +62,19 @@ def ldp_fedexp(
     >>> ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
     'free'
     """
+    known = ("local-gaussian", "privunit")
+    require(mechanism in known, f"mechanism is {mechanism!r} for ldp_fedexp.{nearest(str(mechanism), known)}")
+    rule: step_size.Rule = step_size.ldp_privunit
+    chosen: Numerator | None = None
     if mechanism == "privunit":
-        if numerator not in (None, "paper"):
-            raise InputError(
-                f"numerator is {numerator!r}, but PrivUnit's reports hold the norms already, at no cost; leave numerator out."
-            )
-        rule: step_size.Rule = step_size.ldp_privunit
-        chosen: Numerator | None = None
-    elif mechanism == "local-gaussian":
-        chosen = numerator or "free"
-        if chosen not in LOCAL_RULES:
-            raise InputError(f"numerator is {chosen!r}, which does not exist.{nearest(chosen, LOCAL_RULES)}")
-        rule = LOCAL_RULES[chosen]
+        require(
+            numerator in (None, "paper"),
+            f"numerator is {numerator!r}, but PrivUnit's reports hold the norms already, at no cost; leave numerator out.",
+        )
     else:
-        known = ("local-gaussian", "privunit")
-        raise InputError(f"mechanism is {mechanism!r} for ldp_fedexp.{nearest(str(mechanism), known)}")
+        chosen = numerator or "free"
+        check_known("numerator", chosen, LOCAL_RULES)
+        rule = LOCAL_RULES[chosen]
     return Algorithm(
         "ldp_fedexp",
         mechanism,
@@ -116,8 +117,7 @@ def cdp_fedexp(
     >>> cdp_fedexp(clip="adaptive", target_epsilon=8.0, delta=1e-5).clip.initial
     1.0
     """
-    if numerator not in CENTRAL_RULES:
-        raise InputError(f"numerator is {numerator!r}, which does not exist.{nearest(str(numerator), CENTRAL_RULES)}")
+    check_known("numerator", numerator, CENTRAL_RULES)
     return Algorithm(
         "cdp_fedexp",
         "central-gaussian",
@@ -130,4 +130,110 @@ def cdp_fedexp(
         delta=delta,
         adjacency=adjacency,
         average_last=average_last,
+    )
+
+
+@checked
+def fedavg(*, server_rate: float = 1.0) -> Algorithm:
+    """Make FedAvg without privacy: the unweighted mean of the updates.
+
+    Args:
+        server_rate: the fixed server step η_g.
+
+    >>> fedavg().private
+    False
+    """
+    return Algorithm("fedavg", "none", step_size.FixedRate(server_rate))
+
+
+@checked(hints=HINTS)
+def dp_fedavg(
+    *,
+    clip: Clip,
+    mechanism: str = "central-gaussian",
+    server_rate: float = 1.0,
+    server_momentum: float | None = None,
+    average_last: int = 1,
+    **options: Unpack[NoiseOptions],
+) -> Algorithm:
+    """Make DP-FedAvg: clipped updates, noise, and a fixed server step.
+
+    Args:
+        clip: the radius C of the ball that updates are clipped to, "adaptive", or an `AdaptiveClip` (central only).
+        mechanism: "central-gaussian", "local-gaussian", "privunit", or another name in `MECHANISMS`.
+        server_rate: the fixed server step η_g.
+        server_momentum: momentum of the server, None for none.
+        average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
+
+    The other options are those of `cdp_fedexp`, and PrivUnit's `epsilons` and `gamma` (`Algorithm`).
+
+    >>> dp_fedavg(clip=1.0, noise_multiplier=5.0).name
+    'dp_fedavg'
+    """
+    name = "dp_fedavg"
+    rule: step_size.Rule = step_size.FixedRate(server_rate)
+    server: step_size.ServerOptimizer = step_size.Extrapolate()
+    if server_momentum is not None:
+        name, rule, server = "dp_fedavgm", step_size.one, step_size.Momentum(server_rate, server_momentum)
+    return Algorithm(name, mechanism, rule, clip_of(clip), server=server, average_last=average_last, **options)
+
+
+@checked(hints=HINTS)
+def dp_fedadam(
+    *,
+    clip: Clip,
+    mechanism: str = "central-gaussian",
+    server_rate: float = 0.03,
+    average_last: int = 1,
+    **options: Unpack[NoiseOptions],
+) -> Algorithm:
+    """Make DP-FedAdam: the server uses the released mean as a pseudo-gradient for Adam (Reddi et al. 2021).
+
+    Args:
+        clip: the radius C of the ball that updates are clipped to, "adaptive", or an `AdaptiveClip` (central only).
+        mechanism: "central-gaussian", "local-gaussian", "privunit", or another name in `MECHANISMS`.
+        server_rate: the learning rate of Adam on the server.
+        average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
+
+    The other options are those of `cdp_fedexp`, and PrivUnit's `epsilons` and `gamma` (`Algorithm`).
+
+    >>> dp_fedadam(clip=1.0, noise_multiplier=5.0).server.lr
+    0.03
+    """
+    server = step_size.Adam(lr=server_rate)
+    return Algorithm(
+        "dp_fedadam", mechanism, step_size.one, clip_of(clip), server=server, average_last=average_last, **options
+    )
+
+
+@checked(hints=HINTS)
+def dp_scaffold(
+    *,
+    clip: Clip,
+    mechanism: str = "central-gaussian",
+    control: Control = "update",
+    average_last: int = 1,
+    **options: Unpack[NoiseOptions],
+) -> Algorithm:
+    """Make DP-SCAFFOLD at client level: the server's control variate is computed from the release, at the same ε as DP-FedAvg.
+
+    Args:
+        clip: the radius C of the ball that updates are clipped to, "adaptive", or an `AdaptiveClip` (central only).
+        mechanism: "central-gaussian", "local-gaussian", "privunit", or another name in `MECHANISMS`.
+        control: the vector that a client's control variate follows: its clipped "update", which never leaves the client, or, in a
+            local setting, the noisy "report" that it sent.
+        average_last: the reported model is the mean of this many last iterates: post-processing, at no cost in privacy.
+
+    The other options are those of `cdp_fedexp`, and PrivUnit's `epsilons` and `gamma` (`Algorithm`).
+
+    >>> dp_scaffold(clip=1.0, noise_multiplier=5.0).scaffold
+    'update'
+    """
+    require(control in get_args(Control), f"control is {control!r}; it must be 'update' or 'report'.")
+    require(
+        control == "update" or mechanism_class(mechanism).is_local,
+        "control is 'report', but only in a local setting does a client randomize what it sends; use 'update'.",
+    )
+    return Algorithm(
+        "dp_scaffold", mechanism, step_size.one, clip_of(clip), scaffold=control, average_last=average_last, **options
     )

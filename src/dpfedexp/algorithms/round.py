@@ -2,13 +2,11 @@
 release (step size, server step, next clip).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -30,15 +28,12 @@ class Participation(Protocol):
 
     def sampling(self, clients: int) -> Sampling:
         """Return the sampling for the accountant."""
-        ...
 
     def expected(self, clients: int) -> float:
         """Return the public cohort size by which sums are divided."""
-        ...
 
     def cohort(self, clients: int, noise: Draws) -> Tensor:
         """Draw the clients of one round, sorted."""
-        ...
 
 
 def public_population(adjacency: Adjacency, participation: Participation, present: int) -> int:
@@ -275,10 +270,10 @@ class State:
     client_controls: Tensor | None = None
     memory: Memory = field(default_factory=dict)
     candidate: int = 0
-    rivals: Mapping[int, State] = field(default_factory=dict)
+    rivals: Mapping[int, Self] = field(default_factory=dict)
 
     @property
-    def players(self) -> dict[int, State]:
+    def players(self) -> dict[int, Self]:
         """The states of all candidates that are still compared, in the order of their numbers."""
         everyone = {self.candidate: replace(self, rivals={}), **self.rivals}
         return dict(sorted(everyone.items()))

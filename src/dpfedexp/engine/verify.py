@@ -18,8 +18,7 @@ from safetensors import SafetensorError, safe_open
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event, from_json
 from dpfedexp.accounting.ledger import Ledger, LedgerMark
-from dpfedexp.accounting.statement import PrivacyStatement
-from dpfedexp.accounting.views import View
+from dpfedexp.accounting.statement import EventCounts, PrivacyStatement, View
 from dpfedexp.algorithms.probe import LATER, evaluation_count
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.engine.checkpoint import digest
@@ -43,14 +42,7 @@ CONTEXT = ("noise_cohort", "stand_ins")
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one comparison.
-
-    Attributes:
-        name: what is compared.
-        passed: whether both sides agree.
-        detail: both sides, in words.
-        incomplete: whether the comparison was impossible because something is missing; then nothing shows that the claim is false.
-    """
+    """The result of one comparison; `incomplete` if it was impossible: then nothing shows that the claim is false."""
 
     name: str
     passed: bool
@@ -109,7 +101,9 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
         known["no_other_adjacency"] = "" if claim.other_adjacency is not None else claim.no_other_adjacency
     # The statement of a run that stopped early includes its planned rounds, which are all alike.
     missing = [*charges, *_left(run, ledger, rounds, made, planned or 0)] if stopped else None
-    statement = PrivacyStatement.from_charges(charges, planned=missing, **known, **_context(header))
+    if type(header.get("noise_cohort")) is int and type(header.get("stand_ins")) in (int, float):
+        known |= {name: header[name] for name in CONTEXT}
+    statement = PrivacyStatement.from_charges(charges, planned=missing, **known)
     if claim is None:
         return statement
     # These are not in the ledger, and the guarantee does not depend on them.
@@ -117,9 +111,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
     return replace(statement, **{name: getattr(claim, name) for name in kept})
 
 
-def _left(
-    run: Path, ledger: Ledger, rounds: list[tuple[Event, int]], made: int, planned: int
-) -> list[tuple[Event, int]]:
+def _left(run: Path, ledger: Ledger, rounds: EventCounts, made: int, planned: int) -> list[tuple[Event, int]]:
     """Planned charges that a run that stopped early did not make: rounds, votes and evaluations by its clients."""
     usual, _ = max(rounds, key=lambda charge: charge[1])
     left, own = [(usual, max(0, planned - made))], _run_of(run, ledger)
@@ -153,12 +145,6 @@ def _fact(run: Path, name: str) -> Any:
     return None
 
 
-def _context(header: dict[str, Any]) -> dict[str, Any]:
-    """The fields `CONTEXT` of a header, if it has both of them."""
-    known = type(header.get("noise_cohort")) is int and type(header.get("stand_ins")) in (int, float)
-    return {name: header[name] for name in CONTEXT} if known else {}
-
-
 def open_ledger(run: Path) -> Ledger:
     if not run.is_dir():
         raise InputError(
@@ -168,13 +154,7 @@ def open_ledger(run: Path) -> Ledger:
 
 
 def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] = ()) -> list[Check]:
-    """Run all checks of one run folder.
-
-    Args:
-        run: the folder.
-        planned: the event of one round by the run's configuration, where known.
-        before: the events of votes and evaluations that the configuration plans beside rounds.
-    """
+    """Run all checks of one run folder. The configuration plans the event of a round, and votes and evaluations `before`."""
     if run.is_dir() and not (run / LEDGER).exists():
         taken = f"but {LEDGER_HEAD} does: it was taken away. Put it back"
         elsewhere = "a run that charges a ledger elsewhere can be checked only with a copy of it under this name"
@@ -208,7 +188,10 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
             checks.append(Check("claim", False, early, incomplete=True))
         else:
             checks += _check_claim(claim, recompute(run, claim))
-        checks += _check_text(run, claim)
+        if (text := run / STATEMENT_TEXT).exists():
+            same = text.read_text(encoding="utf-8").strip() == claim.text.strip()
+            says = f"{'says' if same else 'does not say'} what {STATEMENT} says"
+            checks.append(Check(STATEMENT_TEXT, same, says))
         checks += _check_sealed(run, ledger)
     if planned is not None:
         checks.append(_check_planned(ledger, planned, before, claim.delta if claim is not None else 1e-5))
@@ -230,7 +213,6 @@ def _rounds_charged(folder: Path, ledger: Ledger) -> list[tuple[Event, int]]:
 
 
 def _check_sealed(run: Path, ledger: Ledger) -> list[Check]:
-    """Check that model and checkpoint have the hashes that the ledger was sealed with."""
     sealed = ledger.sealed(_run_of(run, ledger) or "")
     if sealed is None or "model" not in sealed:
         unbound = f"the ledger names no model: the run has not finished; {MODEL} is not bound to it"
@@ -301,14 +283,6 @@ def _same(name: str, claimed: Any, recomputed: Any) -> bool:
         fields = ("epsilon_round", "epsilon_total", "adjacency", "accountant", "exact")
         return all(_same(field, getattr(claimed, field), getattr(recomputed, field)) for field in fields)
     return _close(claimed, recomputed) if name in _FIGURES else bool(claimed == recomputed)
-
-
-def _check_text(run: Path, claim: PrivacyStatement) -> list[Check]:
-    path = run / STATEMENT_TEXT
-    if not path.exists():
-        return []
-    same = path.read_text(encoding="utf-8").strip() == claim.text.strip()
-    return [Check(STATEMENT_TEXT, same, f"{'says' if same else 'does not say'} what {STATEMENT} says")]
 
 
 def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delta: float) -> Check:
