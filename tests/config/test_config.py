@@ -232,7 +232,7 @@ def test_every_setting_says_what_it_is():
 
 
 def test_the_template_of_init_has_only_settings_that_the_schema_knows():
-    tree = tomllib.loads(re.sub(r"^# (?=[a-z_]+ = |\[)", "", TEMPLATE.format(name="x"), flags=re.M))
+    tree = tomllib.loads(re.sub(r"^# (?=[a-z_]+ = |\[)", "", TEMPLATE.read_text(encoding="utf-8"), flags=re.M))
     known = settings_schema.schema()
     for name, section in tree.items():
         kind = known["properties"][name]["$ref"].rpartition("/")[2]

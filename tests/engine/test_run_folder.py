@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest import mock
 
 import pytest
 import torch
@@ -28,7 +29,9 @@ rounds = 3
 
 
 def call(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
+    words = [str(one) for one in arguments]
+    with mock.patch("sys.argv", ["dpfedexp", *words]):
+        return CliRunner().invoke(app, words)
 
 
 def train(tmp_path, folder, *more, catch=False):

@@ -73,7 +73,7 @@ def mutation(chance: random.Random, seeds: Sequence[bytes]) -> bytes:
 def toml(folder: Path) -> Target:
     """A configuration file, and after a zero byte the values of --set."""
     seeds = [
-        TEMPLATE.format(name="run.toml").encode(),
+        TEMPLATE.read_bytes(),
         b'[algorithm]\nname = "ldp_fedexp"\nclip = 0.3\nmechanism = "privunit"\nepsilon0 = 1.0\n[run]\nrounds = 3\n',
         b'[algorithm]\nname = "dp_scaffold"\nclip = 1\nnoise_multiplier = 5\n[participation]\nkind = "poisson"\nrate = 0.1\n',
         b'[data]\nkind = "npz"\npath = "x"\n[model]\nname = "mlp"\noptions = { inputs = 3 }\n\0algorithm.clip=0.5\0run.seed=1',

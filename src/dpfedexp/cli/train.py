@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,14 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from dpfedexp.cli.options import DataOption, OutOption, QuietOption, SetOption
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
     from dpfedexp.config import Settings
@@ -27,54 +27,8 @@ if TYPE_CHECKING:
 
 SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
 """The JSON schema of the settings file; `python docs/hooks/settings_schema.py` makes it from the settings."""
-TEMPLATE = """\
-# A run of dpfedexp. Start it with: dpfedexp train {name}
-# Override anything on the command line: --set algorithm.clip=0.5 --set run.rounds=20
-
-[data]
-kind = "synthetic"          # synthetic | mnist | npz (arrays inputs, targets[, client, test_inputs, test_targets]) | factory
-clients = 1000
-dimension = 100             # of the synthetic problem
-# path = "arrays.npz"       # the .npz file, or the folder with MNIST's four IDX files
-# partition = "dirichlet"   # dirichlet (equal sizes) | dirichlet-per-class | iid | shards
-# alpha = 0.3
-# factory = "my_module:federation"     # a function (seed) -> (Federation, (test_inputs, test_targets) or None)
-
-# [model]
-# name = "mlp"              # or mnist_cdp_net, mnist_ldp_net, mnist_relu_net, cifar_net, linear, linear_regression
-# options = {{ inputs = 20, hidden = 32, classes = 2 }}
-# factory = "my_module:make_model"     # a function that returns an nn.Module
-
-[algorithm]
-name = "cdp_fedexp"         # cdp_fedexp | ldp_fedexp | dp_fedavg | dp_fedadam | dp_scaffold | fedavg | fedexp
-clip = "adaptive"           # follows an automatic quantile of the update norms; or a number: the radius C
-target_epsilon = 8.0        # for all rounds together; or noise_multiplier = 5.0
-delta = 1e-5
-# step = "safe"             # the step size only as far as the releases show progress; or paper: what its rule says
-# adjacency = "replace-one" # or add-remove, which needs participation.population
-# mechanism = "privunit"    # for ldp_fedexp, dp_fedavg, dp_scaffold: central-gaussian | local-gaussian | privunit
-# aggregation = "two-party" # a server and a helper add the updates, and neither can read one: docs/trust.md
-
-[local]
-lr = "auto"                 # the clients' votes choose it; or a number, which local privacy needs
-steps = 20                  # or epochs = 1
-# batch_size = 16           # full batch by default
-# proximal = 0.01           # FedProx
-# max_examples = 64         # a public bound: a client that holds more uses a sample of its own; secure runs are fast only with it
-
-# [participation]
-# kind = "poisson"          # full | poisson | fixed
-# rate = 0.1                # with fixed: count = 100
-# population = 1000         # the public number of clients, for add-remove, where the real one is private
-# noise_cohort = 1000       # noise of a deployment with this many clients in a round; the guarantee is the deployment's
-
-[run]
-rounds = 50
-seed = 0
-# device = "cuda"
-# budget = 8.0              # stop before the round that would exceed this epsilon
-# secure = true             # noise from the operating system, on a grid; "strict": exact discrete noise, far slower
-"""
+TEMPLATE = SCHEMA.with_name("template.toml")
+"""What `dpfedexp init` writes; {name} stands for the name of the file."""
 
 
 def train(
@@ -113,7 +67,6 @@ def run_folder(settings: Settings, out: Path | None, name: str) -> RunFolder:
 
 @contextmanager
 def on_interrupt(advice: str) -> Iterator[None]:
-    """Print how to resume when the user interrupts a run."""
     try:
         yield
     except KeyboardInterrupt:
@@ -175,21 +128,7 @@ def public_sizes(settings: Settings, built: Problem) -> tuple[int, int]:
 
 def command_line() -> str:
     """Return the present command with all options and arguments that were typed."""
-    context = click.get_current_context(silent=True)
-    if context is None:
-        return "dpfedexp train"
-    words = ["dpfedexp", str(context.info_name)]
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        value = context.params.get(name)
-        if context.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE or value is None:
-            continue
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(parameter, click.Option):
-                words.append(parameter.opts[0])
-            if not isinstance(one, bool):
-                words.append(str(one))
-    return shlex.join(words)
+    return shlex.join(["dpfedexp", *sys.argv[1:]])
 
 
 def show_advice(advice: Advice) -> None:
@@ -201,7 +140,6 @@ def show_advice(advice: Advice) -> None:
 
 
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
-    """Print the results of a finished run on the terminal."""
     from dpfedexp.accounting.statement import wrap
     from dpfedexp.engine import outlets, plot, runner
     from dpfedexp.engine.run import baseline_text
@@ -230,10 +168,9 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
     """Write a commented TOML file to start from."""
-    if file.exists() and not force:
-        raise InputError(f"the file {str(file)!r} exists; name another one or use --force.")
+    require(force or not file.exists(), f"the file {str(file)!r} exists; name another one or use --force.")
     try:
-        file.write_text(TEMPLATE.format(name=file), encoding="utf-8")
+        file.write_text(TEMPLATE.read_text(encoding="utf-8").replace("{name}", str(file)), encoding="utf-8")
     except OSError as error:
         raise InputError(f"the file {str(file)!r} can't be written: {error.strerror}.") from None
     console = Console()
