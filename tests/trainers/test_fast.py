@@ -16,7 +16,7 @@ from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Patches, Window
 from dpfedexp.trainers.fast.ops import Function, computed
 from dpfedexp.trainers.fast.program import Program, ProgramStep
-from dpfedexp.trainers.fast.trace import RULES, register
+from dpfedexp.trainers.fast.trace import RULES
 from dpfedexp.trainers.select import Programs, with_checked_ops
 from dpfedexp.trainers.steps import Loop, Vectorized
 from tests.engine.plain import plain_update
@@ -169,9 +169,9 @@ def test_a_rule_of_ones_own_is_used_and_a_wrong_one_is_found_out():
     clients = federation()
     model = nn.Sequential(nn.Flatten(), Doubled(), nn.Linear(128, 3))
     try:
-        register(Doubled)(lambda layer: [(Function(lambda x: 2 * x), ())])
+        RULES[Doubled] = lambda layer: [(Function(lambda x: 2 * x), ())]
         check(updates(bound(model, clients)), model, clients)
-        register(Doubled)(lambda layer: [(Function(lambda x: 3 * x), ())])
+        RULES[Doubled] = lambda layer: [(Function(lambda x: 3 * x), ())]
         with pytest.raises(InputError, match="another gradient"):
             bound(model, clients)
     finally:

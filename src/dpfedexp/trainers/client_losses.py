@@ -51,15 +51,7 @@ class ClientLosses:
         return (self.task.losses(params, x, y, key) * weights).sum()
 
     def __call__(self, w: Tensor, rows: Tensor, clients: Tensor, plan: Schedule, round: int) -> Tensor:
-        """Return each client's loss at its own parameters w + rows[i], [n], on its examples in `plan`; NaN becomes infinite.
-
-        Args:
-            w: the parameters of the model, [d].
-            rows: what is added to `w` for each client, such as its update, [n, d].
-            clients: the numbers of the clients, [n].
-            plan: which examples of each client are used, and their weights.
-            round: the number of the round, which keys random draws.
-        """
+        """Return each client's loss at its own parameters w + rows[i], [n], on its examples in `plan`; NaN becomes infinite."""
         task, size = self.task, 1 if self.alone else self.unit or len(rows)
         keys = task.keys(self.streams, round, clients)
         found = []

@@ -213,10 +213,7 @@ def _shape_of(size: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _normal(mode: Drawing, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-    """Draw standard normal numbers by the Box-Muller method.
-
-    `mode` draws the uniform numbers u, from a client's key. log1p(−u) is finite because u < 1.
-    """
+    """Draw standard normal numbers by the Box-Muller method; log1p(−u) is finite because u < 1."""
     one, two = (mode.uniform(shape, torch.float64) for _ in range(2))
     normal = torch.sqrt(-2.0 * torch.log1p(-one)) * torch.cos(2.0 * math.pi * two)
     return normal.to(dtype or torch.get_default_dtype())
@@ -401,7 +398,6 @@ def seeded_generators(device: torch.device, seed: int = 0) -> Iterator[None]:
 
 def check_draws(model: nn.Module, x: Inputs) -> None:
     """Raise `InputError` if the model draws from NumPy or Python: clients would share the draws, and recordings repeat them."""
-
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             _, drawn = watching_draws(lambda: call(model, x))

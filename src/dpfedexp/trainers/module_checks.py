@@ -7,13 +7,11 @@ loss function, in a closure, in a global: the losses of one synthetic batch must
 every round the modules that trained are checked again.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -74,7 +72,6 @@ def _collect(name: str, value: Any, found: ModuleState, depth: int) -> None:
 
 
 def differing(one: ModuleState, other: ModuleState) -> set[str]:
-    """The names whose values are not the same, bit for bit."""
     return {name for name in one.keys() | other.keys() if bool(_unlike(one.get(name), other.get(name)))}
 
 
@@ -105,8 +102,8 @@ class StateCheck:
     probe: Batch
     answer: Tensor
 
-    @staticmethod
-    def over(model: nn.Module, losses: Losses, batches: tuple[Batch, ...]) -> StateCheck:
+    @classmethod
+    def over(cls, model: nn.Module, losses: Losses, batches: tuple[Batch, ...]) -> Self:
         """Build the check from passes of copies over three synthetic batches of one shape; raises `InputError` if state stays."""
         one, other = copy.deepcopy(model), copy.deepcopy(model)
         before = _kept(state_of(model))
@@ -124,7 +121,7 @@ class StateCheck:
         # The first pass fills caches; the losses of the second must not change after the module has seen another batch.
         _answer(other, losses, batches[0])
         answer = _answer(other, losses, batches[0]).cpu()
-        state_check = StateCheck(before, cached, frozenset(derived), losses, batches[0], answer)
+        state_check = cls(before, cached, frozenset(derived), losses, batches[0], answer)
         _answer(other, losses, batches[2])
         state_check._judge(_answer(other, losses, batches[0]))
         return state_check

@@ -10,16 +10,14 @@ memory that existed before the pass, and an index that could be outside a client
 on public numbers alone.
 """
 
-from __future__ import annotations
-
 import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -44,7 +42,6 @@ _REMEDIES = {
 
 
 def refusal(what: str, reason: Unrecordable) -> InputError:
-    """The error for a program that a secure run can't record, with a remedy."""
     remedy = next(remedy for word, remedy in _REMEDIES.items() if word in f"{what} {reason}")
     why = "A secure run traces it on synthetic rows, so that no client's rows reach another client"
     return InputError(f"{what} {reason}. {why}: {remedy}.")
@@ -62,8 +59,7 @@ class Tape:
         with torch.enable_grad():
             return tree_unflatten(self.program.forward(*tree_leaves(inputs)), self.outputs)
 
-    def same(self, other: Tape) -> bool:
-        """Whether two tapes have the same operations on the same constants, bit for bit."""
+    def same(self, other: Self) -> bool:
         mine, theirs = (dict(tape.program.named_buffers()) for tape in (self, other))
         return (
             self.program.code == other.program.code
@@ -288,7 +284,6 @@ def zeroed(tensor: Tensor) -> Tensor:
 
 
 def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call, by their names in the operation's schema."""
     names, defaults, _ = _schema(func)
     return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
 
@@ -304,10 +299,7 @@ def _schema(func: Any) -> tuple[list[str], dict[str, Any], list[str]]:
 
 def _tensors(value: Any) -> list[Tensor]:
     """The tensors among an operation's arguments or results, also in nested lists and dicts."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _memory(tensor: Tensor) -> int:
@@ -352,6 +344,7 @@ def _check_draws(func: Any, given: dict[str, Any]) -> None:
 _USES = 12
 
 
+@dataclass(eq=False)
 class Recorded:
     """A program that is replayed from a tape for each shape of its inputs; calls may come from several threads.
 
@@ -360,22 +353,17 @@ class Recorded:
     `keep` shapes. `own`, `held` and `batched` are those of `record`.
     """
 
-    def __init__(
-        self,
-        program: Callable[..., Any],
-        synthetic: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
-        own: Callable[[tuple[Any, ...]], Iterable[Tensor]] = lambda inputs: (),
-        *,
-        held: Callable[[], Iterable[Tensor]] = lambda: (),
-        batched: bool = False,
-        keep: int = 32,
-    ) -> None:
-        self.program, self.synthetic, self.own, self.held, self.batched = program, synthetic, own, held, batched
-        self.keep = keep
-        self.uses: Counter[Any] = Counter()
-        self.tapes: dict[Any, Tape] = {}
-        self.refused: dict[Any, InputError] = {}
-        self.lock = threading.Lock()
+    program: Callable[..., Any]
+    synthetic: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
+    own: Callable[[tuple[Any, ...]], Iterable[Tensor]] = lambda inputs: ()
+    _: KW_ONLY
+    held: Callable[[], Iterable[Tensor]] = lambda: ()
+    batched: bool = False
+    keep: int = 32
+    uses: Counter[Any] = field(default_factory=Counter)
+    tapes: dict[Any, Tape] = field(default_factory=dict)
+    refused: dict[Any, InputError] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, *inputs: Any) -> Any:
         tensors, spec = tree_flatten(inputs)

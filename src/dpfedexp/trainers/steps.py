@@ -337,23 +337,26 @@ class Steps:
             stepper = self._fresh() if self.recordings is None else self.recordings.stepper(key)
             keys = self.task.keys(self.streams, round, clients)
             stepper.begin(w, schedule.steps, correction, rates, keys, uneven=uneven, into=out)
-            batch_of = self._batches(clients, schedule, round)
+            batch_of = _batches(self.task, self.core, clients, schedule, self.streams, round)
             for step in range(schedule.longest):
                 stepper.step(batch_of(step))
             return stepper.moved() if out is None else out.sub_(w)
 
-    def _batches(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
-        """A function from a step to its batch, which is made once if every step uses the same batch."""
-        gathered = batches(self.task, clients, schedule, self.streams, round)
 
-        def make(step: int) -> Batch:
-            x, y, weights = gathered(step)
-            return Batch(self.core.prepare(x), y, weights)
+def _batches(
+    task: Task, core: Core, clients: Tensor, schedule: Schedule, streams: Streams | None, round: int
+) -> Callable[[int], Batch]:
+    """A function from a step to its batch, which is made once if every step uses the same batch."""
+    gathered = batches(task, clients, schedule, streams, round)
 
-        if schedule.positions.shape[1] > 1:
-            return make
-        constant = make(0)
-        return lambda step: constant
+    def make(step: int) -> Batch:
+        x, y, weights = gathered(step)
+        return Batch(core.prepare(x), y, weights)
+
+    if schedule.positions.shape[1] > 1:
+        return make
+    constant = make(0)
+    return lambda step: constant
 
 
 def _filled(
@@ -396,7 +399,6 @@ class Parallel:
 
     @property
     def in_flight(self) -> int:
-        """The number of clients that train at a time."""
         return self.tile * self.threads
 
     def __call__(
@@ -465,15 +467,15 @@ class Loop:
         task = self.task
         if task.synthetic is not None and not task.local.shape_is_public:
             one = one.in_own_shape()
-        batch_of = batches(task, client, one, self.streams, round)
-        stepper = Stepper(ByAutograd(task), task.layout, task.optimizer)
+        core = ByAutograd(task)
+        batch_of = _batches(task, core, client, one, self.streams, round)
+        stepper = Stepper(core, task.layout, task.optimizer)
         stepper.begin(w, one.steps, *own, uneven=False, into=out)
         # Draws without a key, such as by a module that uses NumPy, come from the client's own stream.
         seed = int(self.streams.at("module", round).generator(int(client)).integers(2**63))
         with seeded_generators(task.device, seed) if self.seeds else nullcontext():
             for step in range(int(one.steps)):
-                x, y, weights = batch_of(step)
-                stepper.step(Batch({INPUT: x}, y, weights))
+                stepper.step(batch_of(step))
 
 
 @dataclass(frozen=True)
@@ -495,7 +497,6 @@ class ByAutograd:
             take(name, gradient[None])
 
     def gradients(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, *key: Tensor) -> Params:
-        """Return the gradients of the weighted loss in one client's parameters."""
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
             losses = self.task.losses(leaves, x, y, *key)

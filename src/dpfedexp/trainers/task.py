@@ -1,14 +1,12 @@
 """The task of every client, and the interface of trainers."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +18,7 @@ from dpfedexp.core.losses import Loss, check_labels, check_loss, output_warning
 from dpfedexp.core.modules import Inputs, Layout, Params, arguments, call, each, in_float, leaves, shape_of
 from dpfedexp.core.noise import Streams
 from dpfedexp.data.federation import Federation
-from dpfedexp.errors import InputError, first_line, warn
+from dpfedexp.errors import InputError, first_line, require, warn
 from dpfedexp.trainers import draws
 from dpfedexp.trainers.draws import Drawing, ModuleTraits, client_keys, seeded_generators
 from dpfedexp.trainers.module_checks import StateCheck
@@ -85,7 +83,7 @@ class Task:
         """Whether shapes of an isolated run follow from the clients' `size_class`. On a GPU every shape needs a CUDA graph."""
         return self.local.max_examples is not None and self.device.type == "cpu"
 
-    def copy_for_thread(self) -> Task:
+    def copy_for_thread(self) -> Self:
         """Copy the task with its own module, for another thread; frozen parameters are shared."""
         frozen: dict[int, object] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         self.copies.append(copy.deepcopy(self.model, frozen))
@@ -141,7 +139,6 @@ class Task:
         return client_keys(streams, round, clients, self.device)
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """A context with torch's precision switches for local training."""
         return arithmetic(self.precision, self.device, same=self.synthetic is not None)
 
     @cached_property
@@ -197,11 +194,9 @@ class Task:
 
         return transformed
 
-    def gather(
-        self, clients: Tensor, positions: Tensor, streams: Streams | None = None, round: int = 0
-    ) -> tuple[Inputs, Tensor]:
+    def gather(self, clients: Tensor, positions: Tensor, streams: Streams | None = None) -> tuple[Inputs, Tensor]:
         """Rows `positions[i]` of client `clients[i]`, transformed for the model: inputs and targets [n, s, …]."""
-        return self.row_reader(clients, positions[:, None], streams or Streams(0), round)(0)
+        return self.row_reader(clients, positions[:, None], streams or Streams(0), 0)(0)
 
     def held(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
         """Like `row_reader`, without the transform."""
@@ -266,17 +261,10 @@ def rows_of_one(task: Task, x: Inputs, y: Tensor, weights: Tensor) -> tuple[Inpu
 def batches(
     task: Task, clients: Tensor, schedule: Schedule, streams: Streams | None, round: int
 ) -> Callable[[int], tuple[Inputs, Tensor, Tensor]]:
-    """A function from a step to (inputs, targets, weights) on the device; gathered once if every step uses the same batch."""
+    """A function from a batch of the schedule to (inputs, targets, weights) on the device."""
     weights = schedule.weights.to(task.device)
     read = task.row_reader(clients, schedule.positions, streams or Streams(0), round)
-
-    def gather(step: int) -> tuple[Inputs, Tensor, Tensor]:
-        return *read(step), weights[:, step]
-
-    if schedule.positions.shape[1] > 1:
-        return gather
-    constant = gather(0)
-    return lambda step: constant
+    return lambda step: (*read(step), weights[:, step])
 
 
 def one_row(clients: Clients) -> tuple[Inputs, Tensor]:
@@ -287,8 +275,7 @@ def one_row(clients: Clients) -> tuple[Inputs, Tensor]:
     for holder in torch.nonzero(clients.sizes > 0).flatten():
         with suppress(Exception):
             return clients.gather(holder[None], torch.zeros((1, 1), dtype=torch.int64))
-    if not bool((clients.sizes > 0).any()):
-        raise InputError("all clients are empty; at least one must have a row.")
+    require(bool((clients.sizes > 0).any()), "all clients are empty; at least one must have a row.")
     raise InputError("no client's rows can be read; try clients.gather(torch.tensor([0]), torch.tensor([[0]])).")
 
 

@@ -5,8 +5,6 @@ row and one column larger, so the client's kernels are shifted copies in a large
 faster, because patches are read a quarter as often.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -46,7 +44,7 @@ class Window:
     def is_one_pixel(self) -> bool:
         return self.size == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
 
-    def pooled(self, pool: Pair) -> Window:
+    def pooled(self, pool: Pair) -> "Window":
         """The window that contains all patches that one pool window compares."""
         rows, columns = (self.span(i) + (pool[i] - 1) * self.stride[i] for i in (0, 1))
         step = (self.stride[0] * pool[0], self.stride[1] * pool[1])

@@ -5,8 +5,6 @@ variance, the difference, the factor and the sums of a normalization. All sums o
 every run and separately for every client.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

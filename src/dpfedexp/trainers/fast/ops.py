@@ -28,7 +28,6 @@ Gradients = tuple[Sequence[Gradient], Sequence[Tensor | None]]
 
 
 def computed(gradient: Gradient) -> Tensor:
-    """Return a gradient as a tensor, computed now if it was deferred."""
     return gradient if isinstance(gradient, Tensor) else gradient()
 
 
@@ -42,6 +41,11 @@ class Op(Protocol):
 
 class Unsupported(Exception):
     """Raised if no rule covers a layer, or this use of it."""
+
+
+def refuse(condition: bool, what: str) -> None:
+    if condition:
+        raise Unsupported(what)
 
 
 @dataclass(frozen=True)
@@ -69,16 +73,14 @@ def by_sample(apply: Callable[..., Tensor]) -> Function:
 
     def on_values(x: Tensor) -> Tensor:
         y = apply(x.movedim(-1, 1).flatten(0, 1))
-        if len(y) != len(x) * x.shape[-1]:
-            raise Unsupported("a call that changes the number of samples")
+        refuse(len(y) != len(x) * x.shape[-1], "a call that changes the number of samples")
         return cast(Tensor, y.unflatten(0, (len(x), x.shape[-1])).movedim(1, -1))
 
     return Function(on_values)
 
 
 def added(a: Tensor, b: Tensor) -> Tensor:
-    if a.shape != b.shape:
-        raise Unsupported("adding values of different shapes")
+    refuse(a.shape != b.shape, "adding values of different shapes")
     return a + b
 
 
@@ -87,16 +89,15 @@ def with_parameter(x: Tensor, own: Tensor) -> Tensor:
     rows = x.movedim(-1, 1)
     shape = (len(x), *[1] * (rows.dim() - own.dim()), *own.shape[1:])
     fits = len(shape) == rows.dim() and shape[1] == 1
-    if not fits or any(a not in (1, b) for a, b in zip(shape[2:], rows.shape[2:], strict=True)):
-        raise Unsupported("adding a parameter that is not of the shape of one sample")
+    fits = fits and all(a in (1, b) for a, b in zip(shape[2:], rows.shape[2:], strict=True))
+    refuse(not fits, "adding a parameter that is not of the shape of one sample")
     return (rows + own.view(shape)).movedim(1, -1)
 
 
 def flattened(x: Tensor, start: int) -> Tensor:
     """Flatten all dimensions of a sample; from the batch dimension on only if a sample is a single number."""
     if start == 0:
-        if math.prod(x.shape[1:-1]) != 1:
-            raise Unsupported("flattening the batch into the features")
+        refuse(math.prod(x.shape[1:-1]) != 1, "flattening the batch into the features")
         return x.reshape(len(x), x.shape[-1])
     return x if start >= x.dim() - 1 else x.flatten(start, -2)
 
@@ -104,8 +105,8 @@ def flattened(x: Tensor, start: int) -> Tensor:
 def normalized(x: Tensor, *params: Tensor, shape: tuple[int, ...], eps: float) -> Tensor:
     """LayerNorm of every sample over its last dimensions, of `shape`, with the client's weight and bias, if any."""
     rows = x.movedim(-1, 1)
-    if tuple(rows.shape[-len(shape) :]) != shape or rows.dim() < 2 + len(shape):
-        raise Unsupported("a LayerNorm of another shape than its input's")
+    fits = tuple(rows.shape[-len(shape) :]) == shape and rows.dim() >= 2 + len(shape)
+    refuse(not fits, "a LayerNorm of another shape than its input's")
     y = F.layer_norm(rows, shape, None, None, eps)
     own = [part.view(len(x), *[1] * (y.dim() - part.dim()), *shape) for part in params]
     if own:
@@ -115,11 +116,9 @@ def normalized(x: Tensor, *params: Tensor, shape: tuple[int, ...], eps: float) -
 
 def attended(x: Tensor, heads: int, bias: Tensor | None) -> Tensor:
     """softmax(q·kᵀ/√d + bias)·v by heads: from concatenated q, k and v, [n, l, 3·width, s], to [n, l, width, s]."""
-    if x.dim() != 4 or x.shape[2] % (3 * heads):
-        raise Unsupported("attention on values that are not at positions")
+    refuse(x.dim() != 4 or x.shape[2] % (3 * heads) != 0, "attention on values that are not at positions")
     n, length, width, s = x.shape
-    if bias is not None and bias.shape != (length, length):
-        raise Unsupported("a mask of another shape than one sequence's")
+    refuse(bias is not None and bias.shape != (length, length), "a mask of another shape than one sequence's")
     packed = as_rows(x).reshape(n * s, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
     query, key, value = packed.unbind(0)
     scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
@@ -145,8 +144,7 @@ class Linear:
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
         (x,) = inputs
-        if x.dim() not in (3, 4):
-            raise Unsupported(f"a linear layer on values of {x.dim() - 1} dimensions")
+        refuse(x.dim() not in (3, 4), f"a linear layer on values of {x.dim() - 1} dimensions")
         if x.dim() == 3:
             y = torch.bmm(params[0], x)
             return (y.add_(params[1].unsqueeze(2)) if self.bias else y), x

@@ -8,8 +8,6 @@ In tf32 and bf16 the GPU's matrix units multiply: the kernels of one client, rep
 compares, are the rows of a matrix that multiplies the patch with all positions. All sums are float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,17 +20,6 @@ from torch import Tensor
 from dpfedexp.trainers.fast.convolution import Pair, Window
 from dpfedexp.trainers.fast.ops import Gradients, Saved
 from dpfedexp.trainers.task import Precision
-
-
-def pooled(
-    window: Window, pool: Pair, bias: bool, outputs: int, channels: int, precision: Precision
-) -> ConvolveAndPool | None:
-    """The fused operation for a convolution and its max-pool; None where matrix products are faster."""
-    if precision != "fp32" and RoundedConvolveAndPool.is_supported(window, pool, outputs, channels):
-        return RoundedConvolveAndPool(window, pool, bias)
-    return (
-        ConvolveAndPool(window, pool, bias) if ConvolveAndPool.is_supported(window, pool, outputs, channels) else None
-    )
 
 
 @triton.jit
@@ -416,11 +403,8 @@ class RoundedConvolveAndPool(ConvolveAndPool):
         parts = torch.empty(n, c, taps, wide, device=x.device)
         _rounded_backward_kernel[(n, c)](x, dy, won, parts, **sizes, TAPS=taps, BLOCK=128, num_warps=1)
         grads = [torch.empty(kernel.shape, device=x.device)]
-        fold = {
-            name: size
-            for name, size in sizes.items()
-            if name not in ("H", "W", "S", "ROWS", "COLUMNS", "RH", "SAMPLES")
-        }
+        unused = ("H", "W", "S", "ROWS", "COLUMNS", "RH", "SAMPLES")
+        fold = {name: size for name, size in sizes.items() if name not in unused}
         block = min(256, triton.next_power_of_2(kernel[0].numel()))
         grid = (n, triton.cdiv(kernel[0].numel(), block))
         _fold[grid](parts, grads[0], **fold, TAPS=taps, BLOCK=block)
@@ -446,3 +430,13 @@ class RoundedConvolveAndPool(ConvolveAndPool):
 def _taps(sizes: dict[str, Any]) -> int:
     taps: int = triton.next_power_of_2(sizes["RH"] * sizes["RW"])
     return max(16, taps)
+
+
+def pooled(
+    window: Window, pool: Pair, bias: bool, outputs: int, channels: int, precision: Precision
+) -> ConvolveAndPool | None:
+    """The fused operation for a convolution and its max-pool; None where matrix products are faster."""
+    if precision != "fp32" and RoundedConvolveAndPool.is_supported(window, pool, outputs, channels):
+        return RoundedConvolveAndPool(window, pool, bias)
+    supported = ConvolveAndPool.is_supported(window, pool, outputs, channels)
+    return ConvolveAndPool(window, pool, bias) if supported else None

@@ -1,10 +1,9 @@
 """A network as a list of operations, and the gradients of many clients through it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -38,8 +37,7 @@ class Program:
     output: int
     frozen: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def rounded(self) -> Program:
-        """The same program with frozen values in bf16."""
+    def rounded(self) -> Self:
         low = {name: value.bfloat16() if value.is_floating_point() else value for name, value in self.frozen.items()}
         return replace(self, frozen=low)
 
@@ -72,11 +70,7 @@ class Program:
 
     @cached_property
     def _last_uses(self) -> dict[int, tuple[int, ...]]:
-        """For each step, by the index of its output: the values to free after it, because no later step reads them.
-
-        The output of the program and the values in `kept` are never freed: those do not depend on trained parameters or
-        random draws, and are computed only once.
-        """
+        """For each step, by the index of its output: the values to free after it; never its output and those in `kept`."""
         seen, found = {self.output, *self.kept}, {}
         for step in reversed(self.steps):
             gone = tuple(i for i in dict.fromkeys(step.inputs) if i not in seen)

@@ -14,33 +14,16 @@ from torch.nn import functional as F
 
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Pair, Patches, Window
-from dpfedexp.trainers.fast.ops import INPUT, KEYS, Function, Op, Unsupported, by_sample
+from dpfedexp.trainers.fast.ops import INPUT, KEYS, Function, Op, Unsupported, by_sample, refuse
 from dpfedexp.trainers.fast.program import Program, ProgramStep
 
 Emitted = Sequence[tuple[Op, Sequence[str]]]
 Rule = Callable[[Any], Emitted]
 """From a layer to its operations, each with the names of the layer's parameters that it uses."""
 
-RULES: dict[type[nn.Module], Rule] = {}
-
-
-def register(kind: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Register the rule of a layer type; it does not cover subclasses, which may compute something else."""
-
-    def keep(rule: Rule) -> Rule:
-        RULES[kind] = rule
-        return rule
-
-    return keep
-
 
 def _pair(value: Any) -> Pair:
     return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-
-def refuse(condition: bool, what: str) -> None:
-    if condition:
-        raise Unsupported(what)
 
 
 def named(layer: nn.Module, *names: str) -> tuple[str, ...]:
@@ -53,20 +36,17 @@ def window_of(layer: nn.Conv2d) -> Window:
     return Window(_pair(layer.kernel_size), _pair(layer.stride), _pair(layer.padding), _pair(layer.dilation))
 
 
-@register(nn.GroupNorm)
 def _group_norm(layer: nn.GroupNorm) -> Emitted:
     refuse(layer.affine and layer.bias is None, "a GroupNorm without bias")
     return [(ops.GroupNorm(layer.num_groups, layer.eps), ("weight", "bias") if layer.affine else ())]
 
 
-@register(nn.Embedding)
 def _embedding(layer: nn.Embedding) -> Emitted:
     own_gradient = layer.padding_idx is not None or layer.scale_grad_by_freq or layer.sparse
     refuse(layer.max_norm is not None or (own_gradient and layer.weight.requires_grad), "an Embedding with options")
     return [(ops.Embedding(), ("weight",))]
 
 
-@register(nn.Flatten)
 def _flatten(layer: nn.Flatten) -> Emitted:
     refuse(layer.start_dim < 0 or layer.end_dim != -1, "flattening some dimensions only")
     return [(Function(partial(ops.flattened, start=layer.start_dim)), ())]
@@ -79,9 +59,24 @@ FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
     **{function: function for function in (F.silu, F.gelu)},
 }
 """Activations that a module calls without a layer, as functions or as tensor methods."""
-for _kind, _apply in ((nn.ReLU, torch.relu), (nn.Tanh, torch.tanh), (nn.Sigmoid, torch.sigmoid), (nn.SiLU, F.silu)):
-    RULES[_kind] = lambda layer, op=Function(_apply): [(op, ())]  # type: ignore[misc]
-RULES |= {
+
+
+def _pool(layer: nn.MaxPool2d | nn.AvgPool2d) -> Emitted:
+    names = ("dilation",) if isinstance(layer, nn.MaxPool2d) else ("count_include_pad", "divisor_override")
+    refuse(bool(getattr(layer, "return_indices", False)), "a max-pool with indices")
+    given = {name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "ceil_mode", *names)}
+    return [(by_sample(partial(F.max_pool2d if isinstance(layer, nn.MaxPool2d) else F.avg_pool2d, **given)), ())]
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.GroupNorm: _group_norm,
+    nn.Embedding: _embedding,
+    nn.Flatten: _flatten,
+    **dict.fromkeys((nn.AvgPool2d, nn.MaxPool2d), _pool),
+    nn.ReLU: lambda layer: [(Function(torch.relu), ())],
+    nn.Tanh: lambda layer: [(Function(torch.tanh), ())],
+    nn.Sigmoid: lambda layer: [(Function(torch.sigmoid), ())],
+    nn.SiLU: lambda layer: [(Function(F.silu), ())],
     nn.Linear: lambda layer: [(ops.Linear(layer.bias is not None), named(layer, "weight", "bias"))],
     nn.Conv2d: lambda layer: [
         (Patches(window_of(layer)), ()),
@@ -97,15 +92,7 @@ RULES |= {
     ],
     nn.Identity: lambda layer: [],
 }
-
-
-@register(nn.AvgPool2d)
-@register(nn.MaxPool2d)
-def _pool(layer: nn.MaxPool2d | nn.AvgPool2d) -> Emitted:
-    names = ("dilation",) if isinstance(layer, nn.MaxPool2d) else ("count_include_pad", "divisor_override")
-    refuse(bool(getattr(layer, "return_indices", False)), "a max-pool with indices")
-    given = {name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "ceil_mode", *names)}
-    return [(by_sample(partial(F.max_pool2d if isinstance(layer, nn.MaxPool2d) else F.avg_pool2d, **given)), ())]
+"""The rule of each layer type; it does not cover subclasses, which may compute something else."""
 
 
 def _pool_size(layer: nn.MaxPool2d) -> Pair | None:
