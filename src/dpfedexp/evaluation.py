@@ -3,13 +3,11 @@
 Metrics are computed from counts and sums over the whole test set, never as means of the metrics of batches.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +70,7 @@ class Evaluation:
         return isinstance(self.on, str) and self.on == "clients"
 
     @classmethod
-    def split(cls, given: Evaluations) -> tuple[Evaluation | None, Evaluation | None]:
+    def split(cls, given: "Evaluations") -> tuple[Self | None, Self | None]:
         """Return the evaluation on the server's own data and the one by the clients; None for one that is not given."""
         many = given if isinstance(given, list) else [] if given is None else [given]
         ours = [one if isinstance(one, Evaluation) else cls(one) for one in many]
@@ -168,16 +166,13 @@ class Shares:
         }
 
 
+@dataclass
 class CollectedOutputs:
     """A metric of all examples together: `keep` stores a part of every batch, and `measure` computes the metric at the end."""
 
-    def __init__(
-        self,
-        keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-        measure: Callable[[Tensor, Tensor], dict[str, float]],
-    ) -> None:
-        self.keep, self.measure = keep, measure
-        self.parts: list[tuple[Tensor, Tensor]] = []
+    keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    measure: Callable[[Tensor, Tensor], dict[str, float]]
+    parts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
         self.parts.append(self.keep(outputs, targets))
@@ -236,8 +231,6 @@ Measure = Shares | CollectedOutputs | Errors
 
 
 def _own(metrics: Mapping[str, Metric]) -> Measure:
-    """Return the accumulator of the user's metrics, which keeps all outputs and targets on the CPU."""
-
     def keep(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(outputs, Tensor):
             raise InputError(

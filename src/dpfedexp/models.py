@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.errors import nearest, require
 
 
 def mnist_cdp_net() -> nn.Sequential:
@@ -77,8 +77,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 def build(name: str, seed: int, **settings: Any) -> nn.Module:
     """Build a network by name; its initial parameters depend on `seed` alone, and torch's global generator is not changed."""
-    if name not in MODELS:
-        raise InputError(f"model is {name!r}, which is unknown.{nearest(name, MODELS)}")
+    require(name in MODELS, f"model is {name!r}, which is unknown.{nearest(name, MODELS)}")
     factory = MODELS[name]
     known = inspect.signature(factory).parameters
     for setting in settings:

@@ -8,8 +8,6 @@ functions of this module. Everything is in units of the clip C, so rounds with d
 PrivUnit's constants are in this module too: the mechanism draws from them and the accountant charges them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +17,6 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from scipy.special import betaincc, betainccinv, betaln
 
 from dpfedexp.accounting import gdp
-from dpfedexp.accounting.gdp import joint_mu
 from dpfedexp.errors import InputError, checked, require
 
 Adjacency = Literal["replace-one", "add-remove"]
@@ -93,7 +90,7 @@ class Query:
     noise: float
     diameter: float | None = None
 
-    def under(self, adjacency: Adjacency, stated: Adjacency) -> Query:
+    def under(self, adjacency: Adjacency, stated: Adjacency) -> Self:
         """Return the query with its sensitivity under `adjacency`; its present sensitivity is the one under `stated`."""
         if adjacency == stated:
             return self
@@ -106,7 +103,7 @@ class Query:
         """Whether the query is a vote: a sum of one number per client, beside the update."""
         return self.name not in OWN_QUERIES
 
-    def scaled(self, factor: float) -> Query:
+    def scaled(self, factor: float) -> Self:
         """Return the query with contributions `factor` times as large."""
         diameter = None if self.diameter is None else self.diameter * factor
         return replace(self, bound=self.bound * factor, sensitivity=self.sensitivity * factor, diameter=diameter)
@@ -148,37 +145,37 @@ class GaussianEvent(_Event):
         """The name of the first query if only votes are released; empty if an update is among the queries."""
         return self.queries[0].name if all(query.is_vote for query in self.queries) else ""
 
-    def under(self, adjacency: Adjacency) -> GaussianEvent:
+    def under(self, adjacency: Adjacency) -> Self:
         """Return the event of the same release under `adjacency`."""
         if adjacency == self.adjacency:
             return self
         queries = tuple(q.under(adjacency, self.adjacency) for q in self.queries)
         return replace(self, adjacency=adjacency, queries=queries, joint_mu=self.other_mu, other_mu=self.joint_mu)
 
-    def scaled(self, factor: float) -> GaussianEvent:
+    def scaled(self, factor: float) -> Self:
         """Return the event with contributions `factor` times as large in every query."""
         if factor == 1:
             return self
         joint, other = (None if mu is None else mu * factor for mu in (self.joint_mu, self.other_mu))
         return replace(self, queries=tuple(q.scaled(factor) for q in self.queries), joint_mu=joint, other_mu=other)
 
-    def to_readers(self) -> GaussianEvent:
+    def to_readers(self) -> Self:
         """Return a two-party round for an observer of the models only: with the noise of all parties, and the cohort hidden."""
         # The sum of two independent Gaussian noises has √2 times the standard deviation of each.
         factor = math.sqrt(0.5) if self.noise_by == "both" else 1.0
         event = replace(self.scaled(factor), setting="central", noise_by="")
         return event if self.sampling.kind == "full" else replace(event, joint_mu=None, other_mu=None)
 
-    def unsampled(self) -> GaussianEvent:
+    def unsampled(self) -> Self:
         return replace(self, sampling=Sampling())
 
-    def for_clients(self, clients: int) -> tuple[GaussianEvent, int]:
+    def for_clients(self, clients: int) -> tuple[Self, int]:
         # Central and two-party: replacing all data of the holder moves the sum `clients` times as far as replacing one client, in
         # every query and, by the triangle inequality, jointly, while the noise stays the same. Local: each report has its own
         # noise, so the reports compose, which for Gaussian noise is exactly one event with √clients times the shift.
         return self.scaled(math.sqrt(clients) if self.setting == "local" else clients), 1
 
-    def charge_after(self, earlier: Iterable[object]) -> GaussianEvent:
+    def charge_after(self, earlier: Iterable[object]) -> Self:
         # A server may add all central answers of a round into one sum with one noise, in which the shifts add up: μ₁ + μ₂ instead
         # of √(μ₁² + μ₂²). If μ = M was charged so far, an answer with μ is therefore charged as √((M + μ)² − M²).
         if self.setting == "local":
@@ -286,13 +283,13 @@ class PrivUnitEvent(_Event):
         level = ThreePoint(self.epsilon2, 1.0 / (1.0 + self.k * math.exp(-self.epsilon2)))
         return tuple(part for part in (first, level) if part.step > 0.0)
 
-    def under(self, adjacency: Adjacency) -> PrivUnitEvent:
+    def under(self, adjacency: Adjacency) -> Self:
         require(
             adjacency == self.adjacency, "a client's own report can only be replaced, so its adjacency is replace-one."
         )
         return self
 
-    def for_clients(self, clients: int) -> tuple[PrivUnitEvent, int]:
+    def for_clients(self, clients: int) -> tuple[Self, int]:
         return self, clients  # the reports are randomized independently, so they compose
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:
@@ -349,23 +346,23 @@ class PureEvent(_Event):
     def losses(self) -> tuple[ThreePoint, ...]:
         return (randomized_response(self.strength),) if self.strength > 0.0 else ()
 
-    def unsampled(self) -> PureEvent:
+    def unsampled(self) -> Self:
         return replace(self, sampling=Sampling())
 
-    def under(self, adjacency: Adjacency) -> PureEvent:
+    def under(self, adjacency: Adjacency) -> Self:
         """Return the event with ε under `adjacency`: replace-one costs twice the add-remove ε; the opposite has no bound."""
         if adjacency == self.adjacency:
             return self
         require(adjacency == "replace-one", "a replace-one epsilon does not bound the removal of a client.")
         return replace(self, adjacency="replace-one", epsilon=2.0 * self.epsilon)
 
-    def for_clients(self, clients: int) -> tuple[PureEvent, int]:
+    def for_clients(self, clients: int) -> tuple[Self, int]:
         """Return the charge of a node for several clients: one event with ε times `clients` if central, one event each if local."""
         if self.setting == "local":
             return self, clients
         return replace(self, epsilon=self.epsilon * clients), 1
 
-    def charge_after(self, earlier: Iterable[object]) -> PureEvent:
+    def charge_after(self, earlier: Iterable[object]) -> Self:
         if self.setting != "central":
             return self
         # A server may add all central answers of a round into one release, which then costs the sum of their ε. The last answer is
@@ -388,7 +385,7 @@ class NonPrivateEvent(_Event):
     adjacency: Adjacency = "replace-one"
     question: str = ""
 
-    def under(self, adjacency: Adjacency) -> NonPrivateEvent:
+    def under(self, adjacency: Adjacency) -> Self:
         return self
 
 
@@ -465,7 +462,7 @@ def central_gaussian(
     replaced, left_out = 2.0 / z, 1.0 / z
     if scalar_multiplier is not None:
         queries.append(Query(SQUARES, 1.0, 1.0, scalar_multiplier, diameter=1.0))
-        replaced = joint_mu(1.0, z, scalar_multiplier)
+        replaced = gdp.joint_mu(1.0, z, scalar_multiplier)
         left_out = math.hypot(left_out, 1.0 / scalar_multiplier)
     for name, noise in votes:
         queries.append(_vote(name, noise, adjacency))
@@ -511,7 +508,6 @@ def _central(
 
 
 def _vote(name: str, noise: float, adjacency: Adjacency) -> Query:
-    """Return the query of one vote, in which the share of a client is within ±½."""
     require(
         name not in OWN_QUERIES, f"a vote is called {name!r}, as a query of the mechanism's own; call it otherwise."
     )

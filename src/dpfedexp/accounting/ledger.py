@@ -7,8 +7,6 @@ A charge is written and synced, then the head is replaced atomically and synced,
 the file has at most one record more than its head, or ends in a torn line: neither was acknowledged, and the ledger opens again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -18,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from dpfedexp.accounting.compose import Guarantee, compose
 from dpfedexp.accounting.events import EVALUATION, Event, GaussianEvent, PrivUnitEvent, from_json, to_json
@@ -79,9 +77,9 @@ class LedgerWitness(Protocol):
     charge follows after `close`.
     """
 
-    def check(self, ledger: Ledger) -> None: ...
+    def check(self, ledger: "Ledger") -> None: ...
 
-    def move(self, ledger: Ledger) -> None: ...
+    def move(self, ledger: "Ledger") -> None: ...
 
     def close(self) -> None: ...
 
@@ -98,8 +96,8 @@ class Ledger:
         self,
         header: dict[str, Any],
         entries: list[LedgerEntry],
-        writer: ChainWriter | None,
-        content: Chain | None = None,
+        writer: "ChainWriter | None",
+        content: "Chain | None" = None,
     ) -> None:
         self.header = header
         self._entries = entries
@@ -120,13 +118,13 @@ class Ledger:
         self.witnesses: list[LedgerWitness] = []
 
     @classmethod
-    def in_memory(cls, **header: Any) -> Ledger:
+    def in_memory(cls, **header: Any) -> Self:
         """Create a ledger in memory, for runs without a folder."""
         return cls({"format": FORMAT, "version": VERSION, **header}, [], None)
 
     @classmethod
     @checked
-    def create(cls, path: str | Path, **header: Any) -> Ledger:
+    def create(cls, path: str | Path, **header: Any) -> Self:
         """Create a ledger file; refuse to replace one. `header` may hold delta, adjacency and other facts about the run."""
         path = Path(path)
         content = {"format": FORMAT, "version": VERSION, **header}
@@ -140,7 +138,7 @@ class Ledger:
 
     @classmethod
     @checked
-    def open(cls, path: str | Path, *, read_only: bool = False) -> Ledger:
+    def open(cls, path: str | Path, *, read_only: bool = False) -> Self:
         """Open an existing ledger and check every line.
 
         A torn last line, left by a crash during `charge`, is dropped: no release followed it. `read_only` changes nothing on disk,
@@ -287,7 +285,7 @@ class Ledger:
             self._writer = None
         self._read_only = True
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -367,10 +365,10 @@ class ChainWriter:
     def __init__(self, path: Path, fd: int, hashes: list[str]) -> None:
         self._path, self._fd, self.hashes = path, fd, hashes
         # A writer that is garbage-collected without `close` must release the lock.
-        self._closed = weakref.finalize(self, os.close, fd)
+        self.close = weakref.finalize(self, os.close, fd)
 
     @classmethod
-    def create(cls, path: Path, header: dict[str, Any]) -> ChainWriter:
+    def create(cls, path: Path, header: dict[str, Any]) -> Self:
         """Create a file that appears with its first line complete or not at all; raise `FileExistsError` if it exists."""
         line, last_hash = _hashed_line(header, _GENESIS)
         create_file(path, line)
@@ -379,7 +377,7 @@ class ChainWriter:
         return writer
 
     @classmethod
-    def open(cls, path: Path) -> tuple[ChainWriter, Chain]:
+    def open(cls, path: Path) -> tuple[Self, Chain]:
         """Open an existing file for appending, and return the writer and the content; a torn last line is dropped."""
         writer = cls(path, _open_locked(path), [])
         try:
@@ -406,9 +404,6 @@ class ChainWriter:
         self._write_head()
         return last_hash
 
-    def close(self) -> None:
-        self._closed()
-
     def _write_head(self) -> None:
         head = {"count": len(self.hashes) - 1, "hash": self.hashes[-1]}
         replace_bytes(head_path(self._path), _dump(head) + b"\n")
@@ -422,7 +417,6 @@ def _hashed_line(content: dict[str, Any], previous: str) -> tuple[bytes, str]:
 
 
 def _checked_content(path: Path, number: int, line: bytes, previous: str) -> tuple[dict[str, Any], str]:
-    """Return the record of a line and its hash; raise `LedgerError` unless the hash matches."""
     changed = LedgerError(
         f"{path}, line {number}: its hash does not match: it was changed after it was written. Restore a backup."
     )

@@ -12,14 +12,12 @@ Several sound upper bounds exist for a sampled round; the smallest one is return
   2r, without amplification.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -48,12 +46,12 @@ class GaussianRound:
     radius: float
     mu: float
 
-    @staticmethod
-    def of(event: GaussianEvent) -> GaussianRound:
+    @classmethod
+    def of(cls, event: GaussianEvent) -> Self:
         kind = event.sampling.kind if event.sampling.rate < 1.0 else "full"
         pushed_out = kind == "fixed" and event.adjacency == "add-remove"
         mu = max(event.mu, event.under("replace-one").mu) if pushed_out else event.mu
-        return GaussianRound(event.adjacency, kind, event.sampling.rate, _round_up(event.radius), _round_up(mu))
+        return cls(event.adjacency, kind, event.sampling.rate, _round_up(event.radius), _round_up(mu))
 
 
 def epsilon(charges: Sequence[tuple[GaussianEvent, int]], delta: float) -> tuple[float, str]:

@@ -140,7 +140,6 @@ def _law(part: ThreePoint, count: int) -> np.ndarray:
 
 
 def _invert(delta_at: Callable[[float], float], most: float, delta: float) -> float:
-    """Find the smallest ε up to `most` at which δ(ε) is at most `delta`."""
     low, high = 0.0, most
     if delta_at(0.0) <= delta:
         return 0.0

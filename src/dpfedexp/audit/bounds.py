@@ -164,7 +164,6 @@ class Result:
 
 
 def skip(kind: str, name: str, why: str) -> Result:
-    """The result of a part that was not audited."""
     return Result(kind, name, "", 0.0, 0.0, 1.0, why, skipped=why)
 
 

@@ -80,10 +80,10 @@ def _audit(name: str, trainer: str, local: Sgd, federations: list[Federation], s
 
 
 def others_and_own(
-    model: nn.Module, federation: Federation, local: Sgd, trainer: str, seed: int, clip: float = 1.0
+    model: nn.Module, federation: Federation, local: Sgd, trainer: str, seed: int
 ) -> tuple[Tensor, Tensor]:
     """The secure sum of all clients but the first, and the first client's own row, in units of the clip."""
-    algorithm, how = dp_fedavg(clip=clip, noise_multiplier=1.0), Execution(trainer=trainer, seed=seed)
+    algorithm, how = dp_fedavg(clip=1.0, noise_multiplier=1.0), Execution(trainer=trainer, seed=seed)
     engine, _ = prepare(model, federation, algorithm, local=local, rounds=1, execution=how, secure=True)
     # A secure run draws new shuffles; two runs can be compared only with the same shuffles.
     cohort = replace(engine.cohort, streams=Streams(seed))  # type: ignore[type-var]
@@ -91,7 +91,7 @@ def others_and_own(
 
     def total(clients: Tensor) -> Tensor:
         vector: Tensor = cohort.collect(request, clients).sums.vector  # type: ignore[attr-defined]
-        return vector.cpu() / clip
+        return vector.cpu()
 
     own = total(torch.arange(1))
     return total(torch.arange(len(federation))) - own, own

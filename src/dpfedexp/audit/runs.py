@@ -74,14 +74,12 @@ class ObservedRun:
 
 
 def clip_and_noise(algorithm: Algorithm) -> tuple[float, float]:
-    """The clip and the noise multiplier of every round; raises `InputError` if they are not fixed."""
     if isinstance(algorithm.clip, AdaptiveClip) or algorithm.noise_multiplier is None:
         raise InputError(f"{algorithm.name} has no fixed clip and noise_multiplier; this audit needs both.")
     return algorithm.clip, algorithm.noise_multiplier
 
 
 def mu_of(guarantee: Guarantee, name: str) -> float:
-    """The μ of a guarantee; raises `InputError` if it has none."""
     if guarantee.mu is None:
         raise InputError(
             f"the guarantee of {name} has no μ; this audit needs Gaussian noise and every client in every round."

@@ -1,7 +1,5 @@
 """`dpfedexp fit`: private training with automatic settings."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from pathlib import Path
@@ -12,7 +10,7 @@ from rich.console import Console
 
 from dpfedexp.cli.options import DataOption, OutOption, QuietOption
 from dpfedexp.cli.train import execute, on_interrupt, public_sizes, run_folder, show_run
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import require
 
 if TYPE_CHECKING:
     from dpfedexp.engine.run import Run
@@ -73,8 +71,7 @@ def fit(
     from dpfedexp.engine.fit import describe_choices, fit_settings, rounds_for
     from dpfedexp.engine.plan import default_delta
 
-    if (arrays is None) == (data_set is None):
-        raise InputError("pass either ARRAYS.npz or --data-set for the clients' data.")
+    require((arrays is None) != (data_set is None), "pass either ARRAYS.npz or --data-set for the clients' data.")
     tree: dict[str, Any] = {
         "data": {"kind": data_set} if arrays is None else {"kind": "npz", "path": str(arrays)},
         "model": {},
@@ -108,7 +105,7 @@ def fit(
         settings = parse(tree)
     folder = run_folder(settings, out, str(data_set) if arrays is None else arrays.stem)
 
-    def choices(run: Run) -> tuple[str, ...]:
+    def choices(run: "Run") -> tuple[str, ...]:
         return describe_choices(run, settings.build_algorithm(), settings.run.rounds, given=given)
 
     with on_interrupt(f"Resume with: the same command and --out {folder.path}."):

@@ -143,7 +143,6 @@ def helper_key(file: Annotated[Path, typer.Argument(help="A new file for the pri
 
 
 def _files_of_nodes(data: Path) -> list[Path]:
-    """Return the entries of a folder, sorted by name; each one holds the data of one node."""
     wanted = "it must hold one file or folder for each node"
     require(data.is_dir(), f"data is {str(data)!r}, which is not a folder; {wanted}.")
     found = sorted(path for path in data.iterdir() if not path.name.startswith("."))
@@ -152,7 +151,6 @@ def _files_of_nodes(data: Path) -> list[Path]:
 
 
 def _start_in_background(folder: Path) -> None:
-    """Start the deployment in a background process and wait until it is up."""
     from dpfedexp.flower.local_deployment import find_running
 
     if find_running(folder) is not None:

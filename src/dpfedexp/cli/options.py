@@ -47,5 +47,4 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print a value as a JSON object on standard output."""
     typer.echo(json.dumps(finite(value), indent=2, ensure_ascii=False))

@@ -1,7 +1,5 @@
 """`dpfedexp plan`: how much signal to expect for a number of clients and a model size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,8 +74,7 @@ def plan(
         section.show(wide())
 
 
-def _of_file(path: Path) -> Plan:
-    """Return the plan of a settings file; the number of clients is that of its data."""
+def _of_file(path: Path) -> "Plan":
     from dpfedexp.config import load
     from dpfedexp.config.problem import build
     from dpfedexp.engine.plan import Plan

@@ -1,14 +1,12 @@
 """`dpfedexp privacy`: accounting, calibration, privacy statements and their verification."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 import typer
 from rich.console import Console
@@ -63,7 +61,7 @@ class RoundOptions:
         typer.Option(help="PrivUnit: the rule for the cap's threshold γ; the paper's rule needs --dimension."),
     ] = "exact"
 
-    def event(self, z: float | None) -> Event:
+    def event(self, z: float | None) -> "Event":
         """Return the event of one round with noise multiplier z."""
         from dpfedexp.accounting import Sampling
         from dpfedexp.accounting.events import RoundSettings
@@ -75,7 +73,7 @@ class RoundOptions:
         settings = RoundSettings(z, self.adjacency, sampling, epsilons, self.gamma, self.dimension)
         return round_event(self.mechanism, settings)
 
-    def scaled(self, total: float) -> RoundOptions:
+    def scaled(self, total: float) -> Self:
         """Return the options with PrivUnit's three ε scaled to sum to `total`."""
         epsilons = {name: getattr(self, name) for name in ("epsilon0", "epsilon1", "epsilon2")}
         scale = total / sum(epsilons.values())
@@ -199,8 +197,7 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     raise typer.Exit({"holds": 0, "false": 1, "incomplete": 4}[result])
 
 
-def _show_cost(event: Event, rounds: int, delta: float, about: dict[str, Any], as_json: bool) -> None:
-    """Print the cost of `rounds` rounds of `event`, and of readers of the models if the number of clients is known."""
+def _show_cost(event: "Event", rounds: int, delta: float, about: dict[str, Any], as_json: bool) -> None:
     from dpfedexp.accounting import PrivacyStatement
     from dpfedexp.accounting.statement import figure
 

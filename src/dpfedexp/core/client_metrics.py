@@ -3,13 +3,11 @@
 Each client has the same weight, however many rows it holds. A client without rows sends zeros and is not counted.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -60,28 +58,28 @@ class ClientMetrics:
     kind: Kind
     classes: int = 2
 
-    @staticmethod
-    def parse(text: str) -> ClientMetrics:
+    @classmethod
+    def parse(cls, text: str) -> Self:
         """Make the metrics that the setting `evaluate` names: "10 classes", "binary", "numbers" or "loss"."""
         text = text.strip()
         many = re.fullmatch(r"(\d+) classes", text)
         if many is None and text in ("binary", "numbers", "loss"):
-            return ClientMetrics(text)  # type: ignore[arg-type]
+            return cls(text)  # type: ignore[arg-type]
         if many is None or int(many[1]) < 2:
             kinds = '"10 classes", "binary", "numbers" or "loss"'
             raise InputError(f"evaluate is {text!r}; it must say what clients measure, such as {kinds}.")
-        return ClientMetrics("classes", int(many[1]))
+        return cls("classes", int(many[1]))
 
-    @staticmethod
-    def of(loss: Loss, outputs: Any, targets: Tensor) -> ClientMetrics:
+    @classmethod
+    def of(cls, loss: Loss, outputs: Any, targets: Tensor) -> Self:
         """Choose the metrics for a loss, from the shapes and types of outputs and targets; their values are not read."""
         traits, outputs = loss_traits(loss), read(loss, outputs)
         if not isinstance(outputs, Tensor):
-            return ClientMetrics("loss")
+            return cls("loss")
         at = class_dimension(outputs, targets, second=traits.second)
         if traits.kind == "classes" and not targets.is_floating_point() and at is not None:
-            return ClientMetrics("classes", outputs.shape[at])
-        return ClientMetrics(traits.kind) if traits.kind in ("binary", "numbers") else ClientMetrics("loss")
+            return cls("classes", outputs.shape[at])
+        return cls(traits.kind if traits.kind in ("binary", "numbers") else "loss")
 
     def __str__(self) -> str:
         return f"{self.classes} classes" if self.kind == "classes" else self.kind

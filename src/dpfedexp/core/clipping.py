@@ -10,11 +10,9 @@ less than 3·2⁻²⁴ of the margin of 4·2⁻²⁴. The rest of the margin, C�
 rounding is off by up to 2⁻¹⁵⁰ in each of d coordinates: √d·2⁻¹⁵⁰ ≤ C·2⁻²⁴ for every C above 2⁻¹¹¹.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -164,7 +162,7 @@ class AdaptiveClip:
         moved = radius * math.exp(min(max(move, -100.0), 100.0))
         return min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
 
-    def resolve(self, noise_norm: float | None, count_noise: float) -> AdaptiveClip:
+    def resolve(self, noise_norm: float | None, count_noise: float) -> Self:
         """Set what follows from public numbers: an automatic quantile, and a rate at which noise moves the clip little.
 
         Args:

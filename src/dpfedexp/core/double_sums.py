@@ -4,8 +4,6 @@ torch would first write a copy in double precision, which takes twice the memory
 row in programs of its own, in an order that depends on the row's length alone.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -56,7 +54,6 @@ def _columns(x, out, N, D, STRIDE, COLUMNS: tl.constexpr, AHEAD: tl.constexpr):
 
 
 def is_supported(x: Tensor) -> bool:
-    """Whether the kernels support a matrix of this type, layout and size."""
     return x.is_cuda and x.dtype == torch.float32 and x.stride(1) == 1 and 0 < x.shape[1] < 2**31 - PIECE and len(x) > 0
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpfedexp.core.modules import shape_of
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.errors import InputError, first_line, nearest, require
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 IGNORED = -100
@@ -33,8 +33,7 @@ def resolve(loss: str | Loss | None, targets: Any) -> Loss:
         return by_name(loss)
     if isinstance(loss, type):
         raise InputError(f"loss is the class {loss.__name__}; pass an instance, {loss.__name__}().")
-    if not callable(loss):
-        raise InputError(f"loss is {loss!r}; give a name such as 'mse', a loss of torch, or a function.")
+    require(callable(loss), f"loss is {loss!r}; give a name such as 'mse', a loss of torch, or a function.")
     return from_torch(loss) or loss
 
 
@@ -119,8 +118,7 @@ ALIASES = {
 def by_name(name: str) -> Loss:
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
     plain = ALIASES.get(plain, plain)
-    if plain not in LOSSES:
-        raise InputError(f"loss is {name!r}, which does not exist.{nearest(plain, [*LOSSES, *ALIASES])}")
+    require(plain in LOSSES, f"loss is {name!r}, which does not exist.{nearest(plain, [*LOSSES, *ALIASES])}")
     return LOSSES[plain]
 
 
@@ -129,8 +127,7 @@ def output_tensor(outputs: Any) -> Tensor:
     if isinstance(outputs, Tensor):
         return outputs
     part = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    if outputs is None:
-        raise InputError("the model returns None; its forward must return the outputs.")
+    require(outputs is not None, "the model returns None; its forward must return the outputs.")
     if not isinstance(part, Tensor):
         raise InputError(
             f"the model returns {shape_of(outputs)}, and this loss compares one tensor, or a part named 'logits', with the "
@@ -324,7 +321,6 @@ class TorchLoss:
         return per_example(losses, targets if traits.kind == "classes" else None, traits.ignored)
 
     def _on(self, device: torch.device) -> nn.Module:
-        """Return the copy of the module whose weights are on the device of the outputs."""
         if device not in self._placed:
             self._placed[device] = copy.deepcopy(self.module).to(device)
         return self._placed[device]
@@ -395,12 +391,11 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
     except InputError:
         raise
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         kind = f" ({targets.dtype})" if isinstance(targets, Tensor) else ""
         remedy = f"; {_remedy(outputs, targets)}" if both and outputs.shape != targets.shape else ""
         raise InputError(
             f"the loss can't be applied to outputs of shape {shape(outputs)} and targets of shape {shape(targets)}{kind}: "
-            f"{first.removesuffix('.')}{remedy}."
+            f"{first_line(error).removesuffix('.')}{remedy}."
         ) from error
     if not isinstance(losses, Tensor):
         raise InputError(f"the loss returned a {type(losses).__name__}; it must return a tensor, one number per row.")

@@ -1,18 +1,16 @@
 """A model of torch: its parameters as one flat vector, and its inputs and outputs, which are one tensor or several."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, require
 
 Params = dict[str, Tensor]
 
@@ -24,17 +22,16 @@ class Layout:
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
 
-    @staticmethod
-    def of(model: nn.Module) -> Layout:
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
         """The layout of a module. Frozen parameters (requires_grad=False) are not part of it and are never sent."""
         for name, parameter in model.named_parameters():
             if is_lazy(parameter):
                 lazy = f"the parameter {name!r} of the model has no shape yet"
                 raise InputError(f"{lazy}; run one batch through the model before training, such as model(inputs[:2]).")
         trainable = [(name, p.shape) for name, p in model.named_parameters() if p.requires_grad]
-        if not trainable:
-            raise InputError("the model has no trainable parameters; at least one must have requires_grad=True.")
-        return Layout(tuple(n for n, _ in trainable), tuple(s for _, s in trainable))
+        require(bool(trainable), "the model has no trainable parameters; at least one must have requires_grad=True.")
+        return cls(tuple(n for n, _ in trainable), tuple(s for _, s in trainable))
 
     @property
     def sizes(self) -> list[int]:
@@ -95,7 +92,6 @@ def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
 
 
 def call(module: nn.Module, x: Inputs) -> Any:
-    """Call the module on inputs of any structure and return its outputs."""
     by_place, by_name = arguments(x)
     return module(*by_place, **by_name)
 

@@ -14,8 +14,6 @@ In two-party aggregation, a mask m splits a client's row x into x − m mod 2⁶
 expands to little-endian words. Each part alone is uniform and independent of x. The sums of both parts add up to the sum of rows.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import secrets
@@ -24,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -43,31 +41,15 @@ class Noise(Protocol):
 
     def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Independent standard normal rows, [len(clients), width]."""
-        ...
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:
         """Independent uniform rows on [0, 1), [len(clients), width], float64 on the CPU."""
-        ...
 
 
 _NORMAL, _UNIFORM = 0, 1
 _LONG = 512
 _ROW_PIECE = 2**20
 """How many draws of a row come from one stream; a longer row uses several streams, so that threads can share it."""
-
-
-@dataclass(frozen=True)
-class Streams:
-    """The random streams of one simulated run."""
-
-    seed: int
-
-    def __post_init__(self) -> None:
-        known = isinstance(self.seed, int) and 0 <= self.seed < 2**63
-        require(known, f"seed is {self.seed!r}; it must be a whole number from 0 to 2^63 - 1.")
-
-    def at(self, purpose: str, round: int) -> KeyedNoise:
-        return KeyedNoise(self.seed, purpose, round)
 
 
 @dataclass(frozen=True)
@@ -133,6 +115,20 @@ class KeyedNoise:
         return reseed, np.random.Generator(bits)
 
 
+@dataclass(frozen=True)
+class Streams:
+    """The random streams of one simulated run."""
+
+    seed: int
+
+    def __post_init__(self) -> None:
+        known = isinstance(self.seed, int) and 0 <= self.seed < 2**63
+        require(known, f"seed is {self.seed!r}; it must be a whole number from 0 to 2^63 - 1.")
+
+    def at(self, purpose: str, round: int) -> KeyedNoise:
+        return KeyedNoise(self.seed, purpose, round)
+
+
 _BYTES_PER_KEY = 2**30
 
 
@@ -166,7 +162,6 @@ class ChaChaNoise:
         self._left, self._owner = _BYTES_PER_KEY, os.getpid()
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """Draw `count` random 64-bit words."""
         size = 8 * count
         with self._lock:
             if self._left < size or self._owner != os.getpid():
@@ -187,7 +182,7 @@ class ChaChaNoise:
     def uniform(self, clients: Tensor, width: int) -> Tensor:
         return torch.from_numpy(self.random(len(clients) * width)).reshape(len(clients), width)
 
-    def generator(self, client: int = 0) -> ChaChaNoise:
+    def generator(self, client: int = 0) -> Self:
         """Return this object, which has the two methods of a NumPy generator that client sampling uses."""
         return self
 
@@ -199,7 +194,7 @@ class ChaChaNoise:
         require(not replace, "replace is True; this source chooses without replacement only, so leave it False.")
         return np.argsort(self.words(population), kind="stable")[:size]
 
-    def __reduce__(self) -> tuple[type[ChaChaNoise], tuple[()]]:
+    def __reduce__(self) -> tuple[type["ChaChaNoise"], tuple[()]]:
         return ChaChaNoise, ()
 
 
@@ -318,7 +313,6 @@ def fresh_seed() -> bytes:
 
 
 def expand(seed: bytes, width: int) -> Words:
-    """Expand a seed into its mask of `width` words."""
     require(len(seed) == SEED_BYTES, f"a seed has {len(seed)} bytes; it must have {SEED_BYTES}.")
     require(1 <= width <= MOST_WORDS, f"a mask of {width} words is asked for; it must have 1 to {MOST_WORDS}.")
     return np.frombuffer(key_stream(seed, NONCE).update(bytes(8 * width)), dtype="<u8").astype(np.uint64, copy=False)

@@ -9,12 +9,10 @@ most ½ when it is left out and by at most 1 when it is replaced. Each sum gets 
 with the update's. Votes need a trusted server: in local DP the noise on one number per client is too large.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -194,28 +192,27 @@ class Sums:
     votes: Tensor
     count: int
 
-    def __add__(self, other: Sums) -> Sums:
+    def __add__(self, other: Self) -> Self:
         return self._joined(self.vector + other.vector, other)
 
-    def take(self, other: Sums) -> Sums:
+    def take(self, other: Self) -> Self:
         """Add in place: the same as `+` without a new vector."""
         return self._joined(self.vector.add_(other.vector), other)
 
-    def _joined(self, vector: Tensor, other: Sums) -> Sums:
-        return Sums(vector, self.squares + other.squares, self.votes + other.votes, self.count + other.count)
+    def _joined(self, vector: Tensor, other: Self) -> Self:
+        return type(self)(vector, self.squares + other.squares, self.votes + other.votes, self.count + other.count)
 
-    def times(self, factor: float) -> Sums:
+    def times(self, factor: float) -> Self:
         """Multiply the sums by `factor`, as if there were that many times the clients; `count` is unchanged."""
-        return Sums(self.vector * factor, self.squares * factor, self.votes * factor, self.count)
+        return type(self)(self.vector * factor, self.squares * factor, self.votes * factor, self.count)
 
-    def to(self, device: torch.device) -> Sums:
-        return Sums(self.vector.to(device), self.squares.to(device), self.votes.to(device), self.count)
+    def to(self, device: torch.device) -> Self:
+        return type(self)(self.vector.to(device), self.squares.to(device), self.votes.to(device), self.count)
 
-    @staticmethod
-    def zero(width: int, device: torch.device | str = "cpu", votes: int = 0) -> Sums:
-        """All-zero sums, for vectors of this width and number of votes."""
+    @classmethod
+    def zero(cls, width: int, device: torch.device | str = "cpu", votes: int = 0) -> Self:
         vector, squares, shares = (torch.zeros(n, dtype=torch.float64, device=device) for n in ((width,), (), (votes,)))
-        return Sums(vector, squares, shares, 0)
+        return cls(vector, squares, shares, 0)
 
 
 @checked

@@ -53,7 +53,6 @@ def as_array(values: Any) -> Any:
 
 
 def _widen(field: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Convert wide unsigned, extended and byte-swapped numbers to a type that torch computes with."""
     kind = array.dtype.kind
     number = "number the classes: np.unique(names, return_inverse=True)[1]"
     table = "Federation.from_pandas(df, …, categories={…}).inputs turns text into numbers"
@@ -91,7 +90,6 @@ def as_inputs(field: str, values: Any) -> Any:
 
 
 def rows(inputs: Any) -> int:
-    """The number of examples."""
     return len(leaves(inputs)[0])
 
 
@@ -213,8 +211,7 @@ def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
     """Stack the items of a map-style data set of (input, target) pairs, each read once; `field` is its name in messages."""
     tensors, indices = _tensors(dataset)
     if tensors is not None:
-        if len(tensors) != 2:
-            raise InputError(f"{field} has {len(tensors)} tensors; it must have two, inputs and targets.")
+        require(len(tensors) == 2, f"{field} has {len(tensors)} tensors; it must have two, inputs and targets.")
         return (tensors[0], tensors[1]) if indices is None else (tensors[0][indices], tensors[1][indices])
     stacked: list[Tensor] = []
     for number in range(len(dataset)):

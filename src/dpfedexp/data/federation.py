@@ -14,7 +14,6 @@ from torch import Tensor
 from dpfedexp.core.modules import each, leaves
 from dpfedexp.data import arrays
 from dpfedexp.data import partition as dealing
-from dpfedexp.data.partition import as_assignment, by_ids, consecutive_rows
 from dpfedexp.data.tables import Columns, Names, as_names, client_files, client_ids_of, partitions, read_files
 from dpfedexp.errors import InputError, checked, require
 
@@ -86,7 +85,7 @@ class Federation(metaclass=_NamesConstructors):
             for part in leaves(self.inputs):
                 arrays.check_finite("inputs", part)
             arrays.check_finite("targets", self.targets)
-        split = as_assignment(assignment, examples)
+        split = dealing.as_assignment(assignment, examples)
         holders = np.bincount(split.rows, minlength=examples)
         twice = f"assignment gives row {int(holders.argmax())} to a client more than once or to several clients"
         require(int(holders.max(initial=0)) <= 1, f"{twice}; each row belongs to one client.")
@@ -115,7 +114,7 @@ class Federation(metaclass=_NamesConstructors):
         """
         names, given = (tuple(clients), clients.values()) if isinstance(clients, Mapping) else (None, clients)
         inputs, targets, sizes = arrays.concatenate_clients(given)
-        return cls(inputs, targets, consecutive_rows(sizes), names=names, **options)
+        return cls(inputs, targets, dealing.consecutive_rows(sizes), names=names, **options)
 
     @classmethod
     @checked
@@ -146,8 +145,8 @@ class Federation(metaclass=_NamesConstructors):
         # If one row is missing in one of them, the constructor says in which.
         examples = max(arrays.rows(arrays.as_inputs("inputs", inputs)), len(arrays.as_tensor("targets", targets)))
         if client_ids is None:
-            return cls(inputs, targets, as_assignment(assignment, examples, clients), **options)
-        split, names = by_ids("client_ids", client_ids, examples, clients)
+            return cls(inputs, targets, dealing.as_assignment(assignment, examples, clients), **options)
+        split, names = dealing.by_ids("client_ids", client_ids, examples, clients)
         return cls(inputs, targets, split, names=names, **options)
 
     @classmethod
@@ -184,9 +183,9 @@ class Federation(metaclass=_NamesConstructors):
         ('a', 'b')
         """
         ids = client_ids_of(df, by)
-        columns = _columns(target, features, categories, options, as_names(by))
+        columns = Columns(target, features, categories or {}, options.get("dtype"), as_names(by))
         inputs, targets, _ = columns.read([df])
-        split, names = by_ids("by", ids, len(targets), clients)
+        split, names = dealing.by_ids("by", ids, len(targets), clients)
         return cls(inputs, targets, split, names=names, **options)
 
     @classmethod
@@ -224,9 +223,11 @@ class Federation(metaclass=_NamesConstructors):
                 dataset, by=by, target=target, features=features, categories=categories, clients=clients, **options
             )
         require(by is None, f"by is {by!r}, but there is one data set per client; leave by out.")
-        columns = _columns(target, features, categories, options)
+        columns = Columns(target, features, categories or {}, options.get("dtype"))
         inputs, targets, sizes = columns.read(tables)
-        return cls(inputs, targets, as_assignment(consecutive_rows(sizes), len(targets), clients), **options)
+        return cls(
+            inputs, targets, dealing.as_assignment(dealing.consecutive_rows(sizes), len(targets), clients), **options
+        )
 
     @classmethod
     @checked
@@ -252,9 +253,9 @@ class Federation(metaclass=_NamesConstructors):
         """
         found = client_files(path, files)
         names = [file.stem for file in found]
-        columns = _columns(target, features, categories, options)
+        columns = Columns(target, features, categories or {}, options.get("dtype"))
         inputs, targets, sizes = columns.read(read_files(found), names)
-        return cls(inputs, targets, consecutive_rows(sizes), names=names, **options)
+        return cls(inputs, targets, dealing.consecutive_rows(sizes), names=names, **options)
 
     @classmethod
     @checked
@@ -433,7 +434,3 @@ class Federation(metaclass=_NamesConstructors):
 
 def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.float() if tensor.dtype == torch.float64 and dtype != torch.float64 else tensor
-
-
-def _columns(target: Names, features: Names | None, categories: Any, options: DataOptions, by: Any = ()) -> Columns:
-    return Columns(target, features, categories or {}, options.get("dtype"), by)

@@ -24,7 +24,6 @@ class Assignment(NamedTuple):
 
 
 def consecutive_rows(sizes: Sequence[int]) -> Assignment:
-    """Assign consecutive rows to clients of these sizes."""
     return Assignment(np.arange(sum(sizes)), _offsets(sizes))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dpfedexp.data.arrays import as_array
 from dpfedexp.data.partition import is_missing
-from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.errors import InputError, first_line, nearest, require
 
 Names = Hashable | Sequence[Hashable]
 _NUMBERS = (int, float, np.number, np.bool_)
@@ -174,12 +174,10 @@ def partitions(source: Any, clients: int | None) -> Iterable[Any] | None:
 
 
 def as_names(names: Names) -> tuple[Hashable, ...]:
-    """Return a tuple of column names, from one name or a list of names."""
     return tuple(names) if isinstance(names, Sequence) and not isinstance(names, str | bytes) else (names,)
 
 
 def _column_names(table: Any) -> list[Hashable]:
-    """The column names of a DataFrame, a Hugging Face data set or a dict of columns."""
     found = [getattr(table, attribute, None) for attribute in ("column_names", "columns")]
     names = next((names for names in found if names is not None), list(table) if isinstance(table, Mapping) else None)
     if names is None or callable(names) or isinstance(names, dict) or not hasattr(table, "__len__"):
@@ -306,8 +304,8 @@ def _read_file(file: Path) -> dict[str, Any]:
     except InputError:
         raise
     except (OSError, EOFError, ValueError, KeyError, SafetensorError, zipfile.BadZipFile) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise InputError(f"{file.name!r} can't be read as {file.suffix}: {first}; rewrite it or move it.") from None
+        why = first_line(error)
+        raise InputError(f"{file.name!r} can't be read as {file.suffix}: {why}; rewrite it or move it.") from None
 
 
 def _npz(file: Path) -> dict[str, Any]:

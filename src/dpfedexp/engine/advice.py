@@ -47,13 +47,7 @@ def preflight(plan: Plan) -> list[Advice]:
     """Check a plan before any privacy is spent; returns advice, warnings first.
 
     Formal guarantee: the advice is a function of the plan alone. No client's data enter, and under add-remove adjacency not even
-    the number of clients.
-
-    Args:
-        plan: the run by its public numbers.
-
-    Returns:
-        The advice; empty for an algorithm without privacy.
+    the number of clients. It is empty for an algorithm without privacy.
 
     >>> from dpfedexp import Full, dp_fedavg
     >>> tiny = Plan.of(dp_fedavg(clip=1.0, target_epsilon=8.0), Full(), population=3, dimension=1000, rounds=50)
@@ -73,7 +67,6 @@ def preflight(plan: Plan) -> list[Advice]:
 
 
 def few_clients(plan: Plan) -> Advice | None:
-    """Warn about fewer than `FEW_CLIENTS` clients, for which client-level privacy does not work."""
     if plan.population >= FEW_CLIENTS:
         return None
     who = "1 client" if plan.population == 1 else f"{plan.population} clients"
@@ -139,7 +132,6 @@ def delta(plan: Plan) -> Advice | None:
 
 
 def epsilon(plan: Plan) -> Advice | None:
-    """Warn about an ε above `LARGE_EPSILON`, which hardly protects."""
     if not plan.epsilon > LARGE_EPSILON:
         return None
     return _warning(
@@ -172,7 +164,6 @@ def sampling(plan: Plan) -> Advice | None:
 
 
 def unheard_votes(plan: Plan) -> Advice | None:
-    """Note that the noise of the votes on the local rate is so large that the prior rate is taken."""
     if not _votes_on_rate(plan):
         return None
     variance = make_probe(plan.mechanism, plan.rounds, plan.sampling).rate.noise_variance(plan.cohort, plan.cohort)
@@ -259,7 +250,8 @@ class AdviceMonitor:
         """Add the record of a round; return advice that was not given before."""
         self._records.append(record)
         found = [self._not_finite(), self._diverging(), self._rate_at_edge()]
-        if norms is not None and self._looks:
+        looks = len(self._records) / FIRST_LOOK
+        if norms is not None and looks >= 1 and math.log2(looks).is_integer():
             traveled, length = norms()
             noise = self._nothing_but_noise(traveled, EARLY)
             found.append(_warning("drowned", f"So far {noise}") if noise else self._exploded(length))
@@ -269,20 +261,13 @@ class AdviceMonitor:
         """Return advice at the end of the run that was not given before, such as that the run learned nothing."""
         if not self._records:
             return []
-        traveled, length = norms()
-        dead = self._dead(traveled, length)
-        return self._new([dead or self._climbing()])
+        return self._new([self._dead(*norms()) or self._climbing()])
 
     def _new(self, found: Iterable[Advice | None]) -> list[Advice]:
         known = {advice.code for advice in self.advice}
         new = [advice for advice in found if advice is not None and advice.code not in known]
         self.advice += new
         return new
-
-    @property
-    def _looks(self) -> bool:
-        ratio = len(self._records) / FIRST_LOOK
-        return ratio >= 1 and math.log2(ratio).is_integer()
 
     def _not_finite(self) -> Advice | None:
         last = self._records[-1]
@@ -296,7 +281,6 @@ class AdviceMonitor:
         )
 
     def _diverging(self) -> Advice | None:
-        """Warn where most clients did not improve, or where the clip keeps rising while released updates are only noise."""
         recent = self._records[-WINDOW:]
         votes = [record[IMPROVED.field] for record in recent if record.get(IMPROVED.field) is not None]
         noise = self.plan.mechanism.vote_noise(IMPROVED.name) / self.plan.cohort
@@ -317,7 +301,6 @@ class AdviceMonitor:
         return _warning("diverging", f"{seen} diverges: {_RATE}.")
 
     def _rate_at_edge(self) -> Advice | None:
-        """Warn where the clients' votes put the local rate at an end of the grid: the best rate may lie outside."""
         first = self._records[0]
         if len(self._records) > 1 or not _votes_on_rate(self.plan) or not first.get("local_rate"):
             return None
@@ -333,7 +316,6 @@ class AdviceMonitor:
         )
 
     def _climbing(self) -> Advice | None:
-        """Note that an accuracy or a loss in the records was still improving at the end."""
         names = dict.fromkeys(key for record in self._records for key in record)
         measured = [key for key in names if key.endswith("accuracy") and not key.startswith("nonprivate")]
         for name in [*measured, *filter(_is_loss, names)][:1]:
@@ -382,10 +364,6 @@ class AdviceMonitor:
         """Return a sentence if neither update norms nor the model's distance from its start differ from noise alone.
 
         None if one of them differs, if a loss or an accuracy improved, or if the test does not apply to this run.
-
-        Args:
-            traveled: the distance of the model from its start (a norm).
-            deviations: up to how many standard deviations the distance counts as that of noise alone.
         """
         records, plan = self._records, self.plan
         known = all(record.get("update_norm") is not None for record in records)
@@ -488,7 +466,6 @@ class Advisor:
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """All advice so far."""
         return (*self.before, *self.monitor.advice)
 
     def begin(self, history: Iterable[Record] = ()) -> None:
@@ -499,12 +476,10 @@ class Advisor:
         self._say(self.before)
 
     def after(self, record: Record, state: State) -> None:
-        """Report new advice after a completed round."""
         if _of_everyone(record):
             self._say(self.monitor.seen(record, partial(self._norms, state)))
 
     def end(self, state: State) -> None:
-        """Report new advice after the last round."""
         self._say(self.monitor.end(partial(self._norms, state)))
 
     def _norms(self, state: State) -> tuple[float, float]:

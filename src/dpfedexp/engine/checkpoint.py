@@ -10,8 +10,6 @@ budget are left out: they change only rounding or where a run stops. The clients
 confirm a guessed value; `data_tag` and its key stay in the run's private folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -34,6 +32,7 @@ from dpfedexp.engine.private_folder import is_run_id
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors
 
+NamedValues = dict[str, Any]
 FORMAT, VERSION = "dpfedexp-checkpoint", 4
 _LARGEST_TEXT = 2**25
 """Characters of the JSON text. A safetensors header holds 100 MB, in which a text may take up twice its length."""
@@ -62,8 +61,6 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint file: a completed round."""
-
     progress: Progress
     tensors: dict[str, Tensor]
 
@@ -119,7 +116,6 @@ def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> N
 
 
 def check_charged(checkpoint: Checkpoint, ledger: Ledger, folder: Path) -> None:
-    """Raise `LedgerError` if the ledger does not hold the charges of the checkpoint's rounds."""
     progress, where = checkpoint.progress, f"the checkpoint in {str(folder)!r}"
     if not ledger.holds(progress.ledger):
         raise LedgerError(
@@ -227,7 +223,6 @@ def _damaged(folder: Path, how: str) -> InputError:
     )
 
 
-NamedValues = dict[str, Any]
 START = "model.start"
 """Name of the setting with the hash of the initial parameters."""
 _SHOWN = 6
@@ -371,9 +366,9 @@ def _kinds(state: State) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (value.shape, value.dtype) for name, value in parts.items() if value is not None}
 
 
-def digest(tensors: Mapping[str, Tensor], kind: str = "sha256") -> str:
-    """Hash the names, types, shapes and values of tensors; `kind` is an algorithm name of hashlib."""
-    total = hashlib.new(kind)
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Hash the names, types, shapes and values of tensors."""
+    total = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         total.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
         total.update(value.numpy().data.cast("B") if value.numel() else b"")

@@ -1,7 +1,5 @@
 """The ledger, checkpoint and private folder of a run, opened together so that they stay consistent."""
 
-from __future__ import annotations
-
 import math
 import re
 import time
@@ -9,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -40,14 +38,14 @@ class LedgerSource:
     path: Path | None
     own: bool
 
-    @staticmethod
-    def of(ledger: Ledger | Path | str | None, folder: Path | None) -> LedgerSource:
+    @classmethod
+    def of(cls, ledger: Ledger | Path | str | None, folder: Path | None) -> Self:
         if isinstance(ledger, Ledger):
-            return LedgerSource(ledger, None, own=False)
+            return cls(ledger, None, own=False)
         default = None if folder is None else folder / LEDGER
         path = default if ledger is None else Path(ledger)
         own = path is not None and default is not None and path.resolve() == default.resolve()
-        return LedgerSource(None, path, own)
+        return cls(None, path, own)
 
     @property
     def exists(self) -> bool:
@@ -95,6 +93,48 @@ class LedgerSource:
         return ledger
 
 
+@dataclass(frozen=True)
+class RunDescription:
+    """An engine, its number of rounds, the settings that the result depends on, and facts for the statement.
+
+    Attributes:
+        data: maps a key to the keyed hash of the clients' data; None where other machines hold the data.
+        sizes: chunk size and trainer, which affect the rounding of a simulation.
+        not_covered: values that the privacy statement does not cover.
+        reporting: maps the history to the smallest number of clients that report in a round; None for all clients.
+        no_other_adjacency: why the statement has no ε for the other adjacency; empty where it has one.
+    """
+
+    engine: Engine
+    rounds: int
+    settings: NamedValues
+    start: State
+    data: private_folder.Tag | None = None
+    sizes: dict[str, Any] = field(default_factory=dict)
+    not_covered: tuple[str, ...] = ()
+    reporting: Callable[[list[dict[str, Any]]], int] | None = None
+    no_other_adjacency: str = ""
+
+    @property
+    def secure(self) -> bool:
+        return self.engine.secure
+
+    def ledger_header(self) -> dict[str, Any]:
+        run = self.engine
+        header = {
+            "config": checkpoint.settings_hash(self.settings),
+            "algorithm": run.algorithm.name,
+            "clients": run.population,
+            "delta": run.algorithm.delta,
+            "simulated": not self.secure,
+            "run": run.run,
+            **run.larger_deployment,
+            **run.announced(),
+            **({"no_other_adjacency": self.no_other_adjacency} if self.no_other_adjacency else {}),
+        }
+        return outlets.recorded(LEDGER, header, secure=self.secure)
+
+
 @dataclass
 class OpenRun:
     """An open run: its state after the last completed round, its history, ledger and files."""
@@ -117,7 +157,7 @@ class OpenRun:
     @staticmethod
     def open(
         description: RunDescription, ledger: Ledger | Path | str | None, folder: Path | None, last: Checkpoint | None
-    ) -> OpenRun:
+    ) -> "OpenRun":
         """Start a run, or resume the run in `folder`. The ledger is `folder/ledger.jsonl` unless another ledger is given.
 
         A ledger elsewhere may belong to a project: every run that names it adds charges. Without a folder only the ledger is kept.
@@ -165,12 +205,10 @@ class OpenRun:
         self.save(controls=self._controls)
 
     def add_to_last_record(self, more: dict[str, Any]) -> None:
-        """Add values that the clients measured after the last completed round to the record of that round."""
         self.history[-1] = {**self.history[-1], **more}
         self.save(controls=self._controls)
 
     def end(self, stop_source: str) -> None:
-        """Save the source of an early stop."""
         if stop_source and stop_source != self.stop_source:
             self.stop_source = stop_source
             self.save(controls=self._controls)
@@ -245,7 +283,7 @@ class OpenRun:
             writer.close()
         self.writers.clear()
 
-    def __enter__(self) -> OpenRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -359,49 +397,6 @@ def _check_nothing_was_released(folder: Path) -> None:
             f"the run can't be resumed: the folder {str(folder)!r} has traces of a run, but its ledger is missing, so what was "
             "charged is unknown. Restore it, or start a new run in a new folder."
         )
-
-
-@dataclass(frozen=True)
-class RunDescription:
-    """An engine, its number of rounds, the settings that the result depends on, and facts for the statement.
-
-    Attributes:
-        data: maps a key to the keyed hash of the clients' data; None where other machines hold the data.
-        sizes: chunk size and trainer, which affect the rounding of a simulation.
-        not_covered: values that the privacy statement does not cover.
-        reporting: maps the history to the smallest number of clients that report in a round; None for all clients.
-        no_other_adjacency: why the statement has no ε for the other adjacency; empty where it has one.
-    """
-
-    engine: Engine
-    rounds: int
-    settings: NamedValues
-    start: State
-    data: private_folder.Tag | None = None
-    sizes: dict[str, Any] = field(default_factory=dict)
-    not_covered: tuple[str, ...] = ()
-    reporting: Callable[[list[dict[str, Any]]], int] | None = None
-    no_other_adjacency: str = ""
-
-    @property
-    def secure(self) -> bool:
-        return self.engine.secure
-
-    def ledger_header(self) -> dict[str, Any]:
-        """The header of the ledger: the facts for a statement from the ledger alone."""
-        run = self.engine
-        header = {
-            "config": checkpoint.settings_hash(self.settings),
-            "algorithm": run.algorithm.name,
-            "clients": run.population,
-            "delta": run.algorithm.delta,
-            "simulated": not self.secure,
-            "run": run.run,
-            **run.larger_deployment,
-            **run.announced(),
-            **({"no_other_adjacency": self.no_other_adjacency} if self.no_other_adjacency else {}),
-        }
-        return outlets.recorded(LEDGER, header, secure=self.secure)
 
 
 def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) -> RunDescription:

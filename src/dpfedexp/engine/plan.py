@@ -8,21 +8,19 @@ signal in few. Far below 1, even identical updates of all clients in every round
 ε the noise of a round grows like √T, so these numbers depend on ε, d and M and hardly on the number of rounds.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 from scipy.special import chdtrc
 
 from dpfedexp.accounting import Event, Sampling, compose
 from dpfedexp.algorithms import Algorithm, dp_fedavg
 from dpfedexp.algorithms.round import Full, Participation, Poisson
-from dpfedexp.errors import InputError, checked, is_count, require
+from dpfedexp.errors import checked, is_count, require
 from dpfedexp.mechanisms import Mechanism, Secure
 
 Level = Literal["note", "warning"]
@@ -68,7 +66,6 @@ def about(value: float) -> str:
 
 
 def log(logger: logging.Logger, advice: Advice) -> None:
-    """Log advice, at the level WARNING or INFO."""
     logger.log(logging.WARNING if advice.level == "warning" else logging.INFO, "%s", advice.sentence)
 
 
@@ -130,10 +127,8 @@ Verdict = Literal["clear", "noisy rounds", "mostly noise", "no signal"]
 def default_delta(population: int) -> float:
     """The default δ of a run: a tenth of 1/M, and at most 10⁻⁵.
 
-    δ must be well below 1/M: a mechanism that publishes the data of one random client has δ = 1/M and ε = 0.
-
-    Args:
-        population: the public number of clients M.
+    δ must be well below 1/M: a mechanism that publishes the data of one random client has δ = 1/M and ε = 0. M is the public number
+    of clients.
 
     >>> default_delta(1000), default_delta(50_000)
     (1e-05, 2e-06)
@@ -145,17 +140,7 @@ def default_delta(population: int) -> float:
 @checked
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run, from public numbers alone.
-
-    Args:
-        algorithm: the algorithm of the run.
-        mechanism: the algorithm's mechanism, with all constants set.
-        sampling: how clients are sampled, for the accountant.
-        population: the declared number of clients M.
-        cohort: the public number of clients in a round, qM.
-        dimension: parameters of the model.
-        rounds: the number of rounds.
-    """
+    """The plan of a run, from public numbers alone: M clients are declared (`population`), qM are in a round (`cohort`)."""
 
     algorithm: Algorithm
     mechanism: Mechanism
@@ -165,8 +150,9 @@ class Plan:
     dimension: int
     rounds: int
 
-    @staticmethod
+    @classmethod
     def of(
+        cls,
         algorithm: Algorithm,
         participation: Participation,
         population: int,
@@ -174,13 +160,13 @@ class Plan:
         rounds: int,
         secure: Secure = False,
         mechanism: Mechanism | None = None,
-    ) -> Plan:
+    ) -> Self:
         """The plan of an algorithm. Without a `mechanism`, calibrating the noise of sampled rounds takes seconds."""
         for name, count in (("population", population), ("dimension", dimension), ("rounds", rounds)):
             require(is_count(count), f"{name} is {count!r}; it must be a positive whole number.")
         sampling, cohort = participation.sampling(population), participation.expected(population)
         mechanism = mechanism or algorithm.bind(dimension, cohort, sampling, rounds, secure)
-        return Plan(algorithm, mechanism, sampling, population, cohort, dimension, rounds)
+        return cls(algorithm, mechanism, sampling, population, cohort, dimension, rounds)
 
     @cached_property
     def noise_share(self) -> float | None:
@@ -204,12 +190,10 @@ class Plan:
 
     @property
     def noise_multiplier(self) -> float | None:
-        """The noise multiplier z; None where the mechanism has none."""
         return getattr(self.mechanism, "noise_multiplier", None)
 
     @cached_property
     def epsilon(self) -> float:
-        """ε of all rounds together at the algorithm's δ."""
         if self.algorithm.target_epsilon is not None and self.algorithm.target_per == "total":
             return self.algorithm.target_epsilon
         return self._epsilon_of(self.mechanism.event(self.sampling))
@@ -253,20 +237,12 @@ def plans(
     rounds: Sequence[int] = ROUNDS,
     rates: Sequence[float] = (1.0,),
 ) -> Iterator[Plan]:
-    """Yield a plan for each sampling rate, ε and number of rounds, in this order.
+    """Yield a plan for each sampling rate, ε of all rounds together and number of rounds, in this order.
 
-    Args:
-        population: the declared number of clients.
-        dimension: parameters of the model.
-        delta: δ of every plan.
-        mechanism: the name of the mechanism. The clip does not matter, because noise and signal are in its units.
-        epsilons: ε of all rounds together.
-        rounds: numbers of rounds.
-        rates: expected fractions of the clients in a round; 1 for all of them.
+    The clip does not matter, because noise and signal are in its units.
     """
     for name, values in (("epsilon", epsilons), ("rounds", rounds), ("rate", rates)):
-        if not values:
-            raise InputError(f"{name} is empty; give at least one value.")
+        require(len(values) > 0, f"{name} is empty; give at least one value.")
     for rate in rates:
         participation: Participation = Full() if rate == 1 else Poisson(rate)
         for epsilon in epsilons:

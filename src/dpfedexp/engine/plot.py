@@ -3,8 +3,6 @@
 An algorithm has the same color in every chart (Okabe and Ito's palette, which works in print and for color-blind readers).
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import math
@@ -49,20 +47,12 @@ NAMES = {
 FORMATS = ("png", "svg", "pdf")
 CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B")
 NAMED = {
-    "fedexp": 0,
-    "fedavg": 1,
-    "scaffold": 2,
-    "cdp": 0,
-    "ldp-gaussian": 1,
-    "ldp-privunit": 2,
-    "proposed": 0,
-    "naive": 1,
-    "target": 2,
-    "plain": 2,
-    "fit": 3,
-    "tuned": 4,
-    "fedadam": 5,
+    **dict.fromkeys(("fedexp", "cdp", "proposed"), 0),
+    **dict.fromkeys(("fedavg", "ldp-gaussian", "naive"), 1),
+    **dict.fromkeys(("scaffold", "ldp-privunit", "target", "plain"), 2),
+    **{"fit": 3, "tuned": 4, "fedadam": 5},
 }
+"""The place in `CYCLE` of the colors that have a name."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +114,6 @@ def main_metric(histories: Sequence[Sequence[dict[str, Any]]], asked: str | None
 
 
 def name_of(key: str) -> str:
-    """The label of a record field."""
     if key.startswith("nonprivate_"):
         return f"{key.removeprefix('nonprivate_').replace('_', ' ')} (not private)"
     return NAMES.get(key, key.replace("_", " "))
@@ -150,7 +139,7 @@ def run_panels(history: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[P
     return panels
 
 
-def figure(panels: Sequence[Panel], title: str = "", *, legend_below: bool = False) -> Figure:
+def figure(panels: Sequence[Panel], title: str = "", *, legend_below: bool = False) -> "Figure":
     """Draw the panels, three to a row. The figure needs no display: a notebook shows it, and `savefig` writes it."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -180,7 +169,7 @@ def figure(panels: Sequence[Panel], title: str = "", *, legend_below: bool = Fal
     return made
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure in the format of the file's suffix. The bytes are the same every time."""
     import matplotlib
 
@@ -190,7 +179,6 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def draw(chart: Chart, folder: Path) -> list[Path]:
-    """Write a chart in every format; return the files. A chart without panels writes none."""
     written = [folder / f"{chart.name}.{suffix}" for suffix in FORMATS] if chart.panels else []
     made = figure(chart.panels)
     for path in written:
@@ -198,7 +186,7 @@ def draw(chart: Chart, folder: Path) -> list[Path]:
     return written
 
 
-def _panel(axis: Axes, panel: Panel, *, legend: bool = True) -> None:
+def _panel(axis: "Axes", panel: Panel, *, legend: bool = True) -> None:
     for series, slot in zip(panel.series, panel.slots, strict=True):
         style, marker = "--" if series.dashed else "-", "o" if len(series.x) <= 12 else None
         look: dict[str, Any] = {"color": CYCLE[slot], "linewidth": 1.7, "marker": marker, "markersize": 3.5}

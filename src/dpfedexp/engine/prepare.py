@@ -283,7 +283,6 @@ def check_kinds(model: Any, clients: Any, local: Any, participation: Any, secure
 
 
 def _check_plain(model: nn.Module) -> None:
-    """Raise `InputError` for wrappers of torch around a module, and for parameters on the device 'meta'."""
     within = dict.fromkeys(("DataParallel", "DistributedDataParallel"), "model.module")
     within["OptimizedModule"] = "model._orig_mod"
     name = type(model).__name__
@@ -302,7 +301,6 @@ def _check_plain(model: nn.Module) -> None:
 
 
 def check_noise_cohort(noise_cohort: int, algorithm: Algorithm, local: LocalOptimizer, secure: Secure = False) -> None:
-    """Raise `InputError` where the simulated clients can't represent a larger cohort."""
     kind, given = mechanism_class(algorithm.mechanism), f"noise_cohort is {noise_cohort!r}"
     central = kind.is_private and not kind.is_local
     unprotected = "noise for a larger cohort does not protect the clients that are there"

@@ -9,8 +9,6 @@ can read it, and it is deleted when the run has finished. `ledgers/` beside it k
 charge and of secure runs' ledgers. A `.lock` file beside an anchor exists while a run holds the anchor (`SingleWriter`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -23,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -72,8 +70,8 @@ class PrivateFolder:
     run: str
     path: Path
 
-    @staticmethod
-    def of(run: str, public: Path) -> PrivateFolder:
+    @classmethod
+    def of(cls, run: str, public: Path) -> Self:
         """The private folder of a run whose results go to the folder `public`; it need not exist."""
         require(is_run_id(run), f"the run is called {run!r}; a run's name is 16 hexadecimal digits.")
         path = root() / run
@@ -82,7 +80,7 @@ class PrivateFolder:
             f"the private folder {str(root())!r} is inside the run's folder {str(public)!r}; set {VARIABLE} to a folder outside "
             "of it.",
         )
-        return PrivateFolder(run, path)
+        return cls(run, path)
 
     def begin(self, tag: Tag) -> None:
         """Create the folder and store the hash of the data, before anything is charged."""
@@ -94,7 +92,6 @@ class PrivateFolder:
             replace_text(self.path / "data.json", json.dumps({"key": key.hex(), "tag": tag(key)}), mode=0o600)
 
     def check_data(self, tag: Tag) -> None:
-        """Raise `InputError` if any row of the data differs from the data that the run began with."""
         content = self._read(self.path / "data.json", _read_object)
         try:
             key, expected = bytes.fromhex(content["key"]), content["tag"]
@@ -109,7 +106,6 @@ class PrivateFolder:
 
     @property
     def file(self) -> Path:
-        """The path of the anchor."""
         return self.path / "anchor.json"
 
     def mark(self) -> LedgerMark:
@@ -146,7 +142,6 @@ class PrivateFolder:
                     path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Delete the private folder of a finished run."""
         with self._writing():
             if self.path.exists():
                 shutil.rmtree(self.path)
@@ -183,18 +178,15 @@ class SharedAnchor:
     def file(self) -> Path:
         return self.path
 
-    @staticmethod
-    def of(first_hash: str) -> SharedAnchor:
+    @classmethod
+    def of(cls, first_hash: str) -> Self:
         require(
             _HASH.fullmatch(first_hash) is not None, "a ledger's first line has no hash that could name its anchor."
         )
-        return SharedAnchor(root() / "ledgers" / f"{first_hash}.json")
+        return cls(root() / "ledgers" / f"{first_hash}.json")
 
     def mark(self) -> LedgerMark | None:
-        """Return the mark in the anchor: the ledger's number of charges and its last hash, at the last charge.
-
-        The mark detects an older copy of the ledger. None if this machine has no anchor of the ledger.
-        """
+        """Return the mark in the anchor, which detects an older copy of the ledger; None if this machine has no anchor of it."""
         return _read_if_present(self.path, read_mark)
 
     def remember(self, mark: LedgerMark) -> None:
@@ -280,13 +272,6 @@ class SingleWriter:
     opened at the same moment is refused at the latest when it charges, before anything is released.
 
     After a crash between the charge and the move, the ledger is ahead of its anchor; such a ledger is accepted.
-
-    Args:
-        anchor: the anchor to lock and to move.
-        run: the name of the run that charges the ledger.
-
-    Raises:
-        LedgerError: another writer holds the anchor.
     """
 
     def __init__(self, anchor: Anchor, run: str) -> None:
@@ -295,10 +280,9 @@ class SingleWriter:
         descriptor = _lock(self._path)
         self._locked = descriptor is not None
         # Release the lock of a writer that is garbage collected without `close`.
-        self._close = weakref.finalize(self, _unlock, self._path, descriptor)
+        self.close = weakref.finalize(self, _unlock, self._path, descriptor)
 
     def check(self, ledger: Ledger) -> None:
-        """Raise `LedgerError` unless the ledger is the newest copy."""
         check_newest(self.anchor, ledger, self.run)
 
     def move(self, ledger: Ledger) -> None:
@@ -306,9 +290,6 @@ class SingleWriter:
         with nullcontext() if self._locked else _exclusive(self._path.with_suffix(".moving")):
             self.check(ledger)
             self.anchor.remember(ledger.mark())
-
-    def close(self) -> None:
-        self._close()
 
 
 def _lock(path: Path) -> int | None:

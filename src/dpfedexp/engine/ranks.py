@@ -7,8 +7,6 @@ client, so the result equals that of one process up to rounding, for any number 
 With SCAFFOLD a client always belongs to the same rank, which keeps its control variate; rank 0 gets a copy for the checkpoint.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -19,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -73,7 +71,6 @@ def rank() -> int:
 
 
 def world() -> int:
-    """The number of ranks; 1 where this process runs alone."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -95,20 +92,20 @@ class RankCohort(Cohort):
 
     rank: int
     world: int
-    heart: Heartbeat
+    heart: "Heartbeat"
     simulation: Simulation = field(init=False, repr=False)
     controls_sent: bool = False
     over: bool = False
     owned: Tensor | None = field(default=None, repr=False)
     failed: Exception | None = None
 
-    @staticmethod
-    def current() -> RankCohort | None:
+    @classmethod
+    def current(cls) -> Self | None:
         """The cohort of this process's group; None where the process runs alone."""
         if world() == 1:
             return None
         try:
-            return RankCohort(dist.get_rank(), dist.get_world_size(), Heartbeat.start())
+            return cls(dist.get_rank(), dist.get_world_size(), Heartbeat.start())
         except RuntimeError as error:
             raise RoundFailed(
                 f"rank {dist.get_rank()} could not meet the others before the first round: {first_line(error)}"
@@ -153,7 +150,10 @@ class RankCohort(Cohort):
                     self.over = True
                     if not number:
                         raise RoundFailed("rank 0 ended the run; see its message.")
-                    return self._outcome(int(bits), engine.playing(int(bits)).start)
+                    message = json.loads(receive_text())
+                    w = _broadcast(torch.zeros_like(engine.playing(int(bits)).start, device="cpu"))
+                    statement = PrivacyStatement.from_json(message["statement"])
+                    return int(bits), w, message["history"], statement, message["stopped"]
                 cohort = _broadcast(torch.zeros(int(count), dtype=torch.int64))
                 asked_of = [one for one in range(MOST_CANDIDATES) if int(bits) >> one & 1]
                 sent = {one: _broadcast(torch.zeros_like(engine.playing(one).start)) for one in asked_of}
@@ -189,14 +189,8 @@ class RankCohort(Cohort):
                 send_text(json.dumps({"history": history, "statement": statement.to_json(), "stopped": stopped}))
                 _broadcast(w)
 
-    def _outcome(self, candidate: int, like: Tensor) -> Outcome:
-        message = json.loads(receive_text())
-        w = _broadcast(torch.zeros_like(like, device="cpu"))
-        return candidate, w, message["history"], PrivacyStatement.from_json(message["statement"]), message["stopped"]
-
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """End the run on all ranks when it ends on rank 0."""
         try:
             yield
         except BaseException:
@@ -290,7 +284,6 @@ class RankCohort(Cohort):
 
 
 def _broadcast(tensor: Tensor) -> Tensor:
-    """Broadcast rank 0's tensor to all ranks."""
     tensor = tensor.contiguous()
     dist.broadcast(tensor, src=0)
     return tensor
@@ -353,8 +346,8 @@ class Heartbeat:
     gone_after: float = GONE_AFTER
     stopped: threading.Event = field(default_factory=threading.Event)
 
-    @staticmethod
-    def start() -> Heartbeat:
+    @classmethod
+    def start(cls) -> Self:
         """Start the heartbeat; a collective call of all ranks."""
         rank, world = dist.get_rank(), dist.get_world_size()
         patience = timedelta(seconds=GONE_AFTER)
@@ -365,7 +358,7 @@ class Heartbeat:
         else:
             host, port = json.loads(receive_text())
             server = dist.TCPStore(host, port, is_master=False, timeout=patience)
-        heart = Heartbeat(server, rank, world)
+        heart = cls(server, rank, world)
         server.set(f"beat/{rank}", "0")
         dist.barrier()
         threading.Thread(target=heart._run, name="heartbeat", daemon=True).start()

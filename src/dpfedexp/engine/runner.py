@@ -48,19 +48,13 @@ def run_to_end(
     """Run the remaining rounds and write all files.
 
     Args:
-        engine: the engine of the run.
-        description: its rounds, settings and facts for the statement.
         facts_of: returns public facts for `run.json`.
         model_of: builds the module that the run returns from a state.
         files: the folder that the files of the run are written to; None for a run without a folder.
         last: the checkpoint to resume from; None for a new run.
         ledger: a ledger to use instead of the folder's.
-        measure: computes metrics of the released model from the server's own data.
-        evaluate_every: rounds between calls of `measure`.
+        measure: computes metrics of the released model from the server's own data, every `evaluate_every` rounds.
         budget: the ε, at the algorithm's δ, that the run must not exceed.
-        callbacks: called with every round's record.
-        progress: whether to show a progress bar.
-        trainer: how local updates are computed, for the result.
 
     Raises:
         Interrupted: a KeyboardInterrupt; its `run` holds the completed rounds.
@@ -81,10 +75,9 @@ def run_to_end(
 
         def write_status(status: Status, reason: str = "", epsilon: float | None = None) -> None:
             if files is not None:
-                spent = (
-                    compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon if epsilon is None else epsilon
-                )
-                files.write_status(status, open_run.state.round, rounds, spent, reason)
+                if epsilon is None:
+                    epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
+                files.write_status(status, open_run.state.round, rounds, epsilon, reason)
 
         def running(epsilon: float | None = None) -> None:
             """Write the status; in a deployment also the statement."""
@@ -119,7 +112,6 @@ def run_to_end(
             return stop
 
         def finish(end: RunEnd, status: Status, reason: str = "") -> Run:
-            """Write and seal the results; return the run."""
             open_run.end(end.stop_source)
             run = run_so_far(end)
             open_run.seal(run.model)
@@ -176,7 +168,6 @@ CALLER_ERROR = "of_callers_code"
 
 @contextmanager
 def _callers_code() -> Iterator[None]:
-    """Mark exceptions from the code inside with `CALLER_ERROR`."""
     try:
         yield
     except Exception as error:
@@ -206,7 +197,6 @@ def _rounds(
     voted: Callable[[State], None],
     completed: Callable[[dict[str, Any]], Stop | None],
 ) -> RunEnd:
-    """Run the remaining rounds; return how the run ended."""
     rounds, delta = open_run.description.rounds, engine.algorithm.delta
 
     def due(number: int) -> bool:
@@ -273,7 +263,6 @@ def _rounds(
 
 
 def statement_of(open_run: OpenRun, end: RunEnd) -> PrivacyStatement:
-    """The privacy statement of the charges so far."""
     run, engine, charges = open_run.description, open_run.description.engine, open_run.ledger.charges()
     # An interrupt may come between the charge and the release.
     charged = {entry.round for entry in open_run.ledger.entries if entry.run == open_run.name and entry.round > 0}

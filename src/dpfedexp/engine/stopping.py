@@ -1,7 +1,5 @@
 """Early ends of a run, by a callback or an interrupt. Both return the run so far."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dpfedexp.accounting.statement import Source
 from dpfedexp.engine.outlets import METRICS, right
-from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
+from dpfedexp.errors import checked, is_count, is_number, nearest, require
 
 if TYPE_CHECKING:
     from dpfedexp.engine.plan import Advice
@@ -41,13 +39,9 @@ class Stop(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A KeyboardInterrupt that holds the completed rounds.
+    """A KeyboardInterrupt whose `run` holds the completed rounds, with their privacy statement."""
 
-    Attributes:
-        run: the run so far, with its privacy statement.
-    """
-
-    def __init__(self, sentence: str, run: Run) -> None:
+    def __init__(self, sentence: str, run: "Run") -> None:
         super().__init__(sentence)
         self.run = run
 
@@ -147,7 +141,7 @@ class OnAdvice:
         function: called with every `Advice`.
     """
 
-    def __init__(self, function: Callable[[Advice], object]) -> None:
+    def __init__(self, function: Callable[["Advice"], object]) -> None:
         require(callable(function), f"OnAdvice is given {function!r}; it must be a function of one advice.")
         self.on_advice = function
 
@@ -192,5 +186,4 @@ def call_hook(callbacks: Sequence[OnRound], method: str, value: object) -> Stop 
 
 def _check_source(source: object) -> None:
     known = get_args(Source)
-    if source not in known:
-        raise InputError(f"source is {source!r}; it must be one of {', '.join(map(repr, known))}.")
+    require(source in known, f"source is {source!r}; it must be one of {', '.join(map(repr, known))}.")

@@ -1,7 +1,5 @@
 """`train`: a complete run over simulated clients, and the evaluation of its model on the server."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -265,35 +263,6 @@ def frozen_tag(model: nn.Module, layout: Layout) -> str | None:
     return digest(held) if held else None
 
 
-def make_evaluator(evaluation: Evaluation, clients: Clients, task: Task, model: nn.Module) -> Evaluator:
-    """Build the evaluator for a test set or a function. Two rows of a test set are tried now, and all its labels are checked."""
-    if callable(evaluation.on):
-        return Evaluator(model, task, evaluation.on, shares_frozen=False)
-    test = evaluation.on
-    require(
-        hasattr(clients, "prepare"),
-        f"evaluate is a test set, but a {type(clients).__name__} has no method prepare that casts it as the clients' data are; "
-        "give a function (model) → dict instead.",
-    )
-    inputs, targets = cast(Any, clients).prepare(test[0], test[1], task.device)
-    measure = on_test_set(inputs, targets, task.loss, metrics=evaluation.metrics)
-    shapes = f"inputs of shape {shape_of(inputs)} and targets of shape {tuple(targets.shape)}"
-    with torch.no_grad():
-        try:
-            rows = torch.tensor([0, min(1, len(targets) - 1)], device=targets.device)
-            outputs = applied(copy.deepcopy(task.model).eval(), each(lambda value: value[rows], inputs))
-            check_labels("its targets", task.loss, outputs, targets)
-            check_loss(task.loss, outputs, targets[rows])
-        except Exception as error:
-            raise InputError(
-                f"evaluate has {shapes}, which do not fit the model and its loss: {first_line(error)}"
-            ) from None
-    evaluator = Evaluator(model, task, measure, shares_frozen=True)
-    share = majority_share(task.loss, read(task.loss, outputs), targets)
-    evaluator.baselines = {} if share is None else {"test_accuracy": share}
-    return evaluator
-
-
 class Evaluator:
     """Evaluate released parameters, in a copy of the model that clients do not train.
 
@@ -328,3 +297,32 @@ class Evaluator:
                 wrong = f"evaluate returned a {type(value).__name__} for {name!r}; it must be one number."
                 raise InputError(wrong) from None
         return numbers
+
+
+def make_evaluator(evaluation: Evaluation, clients: Clients, task: Task, model: nn.Module) -> Evaluator:
+    """Build the evaluator for a test set or a function. Two rows of a test set are tried now, and all its labels are checked."""
+    if callable(evaluation.on):
+        return Evaluator(model, task, evaluation.on, shares_frozen=False)
+    test = evaluation.on
+    require(
+        hasattr(clients, "prepare"),
+        f"evaluate is a test set, but a {type(clients).__name__} has no method prepare that casts it as the clients' data are; "
+        "give a function (model) → dict instead.",
+    )
+    inputs, targets = cast(Any, clients).prepare(test[0], test[1], task.device)
+    measure = on_test_set(inputs, targets, task.loss, metrics=evaluation.metrics)
+    shapes = f"inputs of shape {shape_of(inputs)} and targets of shape {tuple(targets.shape)}"
+    with torch.no_grad():
+        try:
+            rows = torch.tensor([0, min(1, len(targets) - 1)], device=targets.device)
+            outputs = applied(copy.deepcopy(task.model).eval(), each(lambda value: value[rows], inputs))
+            check_labels("its targets", task.loss, outputs, targets)
+            check_loss(task.loss, outputs, targets[rows])
+        except Exception as error:
+            raise InputError(
+                f"evaluate has {shapes}, which do not fit the model and its loss: {first_line(error)}"
+            ) from None
+    evaluator = Evaluator(model, task, measure, shares_frozen=True)
+    share = majority_share(task.loss, read(task.loss, outputs), targets)
+    evaluator.baselines = {} if share is None else {"test_accuracy": share}
+    return evaluator

@@ -11,8 +11,6 @@ increase. The helper never adds the masks of fewer clients than its minimum. The
 if the server invents clients: one client changes the sum by at most 2C.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -20,7 +18,7 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -116,11 +114,10 @@ class PrivateKey:
         x25519, self._suite = _primitives()
         self._key = x25519.X25519PrivateKey.from_private_bytes(raw)
 
-    @staticmethod
-    def load(path: Path | str) -> PrivateKey:
-        """Read the key from a file that `new_key` wrote."""
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
         try:
-            return PrivateKey(bytes.fromhex(Path(path).read_text(encoding="ascii").strip()))
+            return cls(bytes.fromhex(Path(path).read_text(encoding="ascii").strip()))
         except OSError as error:
             raise InputError(f"the helper's key file {str(path)!r} can't be read: {error.strerror}.") from None
         except ValueError:

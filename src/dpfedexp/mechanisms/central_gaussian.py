@@ -1,7 +1,5 @@
 """Gaussian noise that a trusted server adds to the sum, plain and on a lattice: the paper's central setting (z = 5 there)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -141,7 +139,7 @@ class CentralGaussian(Gaussian):
             votes=tuple((vote.name, vote.noise) for vote in self.votes),
         )
 
-    def secure(self, strict: bool = False) -> SecureCentralGaussian:
+    def secure(self, strict: bool = False) -> Mechanism:
         return SecureCentralGaussian(**self.settings(), strict=strict)
 
 
@@ -225,5 +223,5 @@ class SecureCentralGaussian(CentralGaussian):
                 event = replace(event, **{field: mu + _SQUARE_EXCESS})
         return event.scaled(1.0 + STRICT_EXCESS) if self.strict else event
 
-    def secure(self, strict: bool = False) -> SecureCentralGaussian:
+    def secure(self, strict: bool = False) -> Mechanism:
         return self

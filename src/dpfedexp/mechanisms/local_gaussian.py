@@ -1,7 +1,5 @@
 """Gaussian noise that every client adds to its own update, plain and on a lattice: the paper's local setting (z = 0.7 there)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from scipy.special import chdtri
@@ -77,7 +75,7 @@ class LocalGaussian(Gaussian):
     def event(self, sampling: Sampling) -> GaussianEvent:
         return local_gaussian(self.noise_multiplier, sampling, squares=self._uses_squares)
 
-    def secure(self, strict: bool = False) -> SecureLocalGaussian:
+    def secure(self, strict: bool = False) -> Mechanism:
         return SecureLocalGaussian(**self.settings(), strict=strict)
 
     @property
@@ -120,5 +118,5 @@ class SecureLocalGaussian(LocalGaussian):
         rounded = replace(event, beyond_sum="rounding") if event.beyond_sum == "nothing" else event
         return rounded.scaled(1.0 + STRICT_EXCESS)
 
-    def secure(self, strict: bool = False) -> SecureLocalGaussian:
+    def secure(self, strict: bool = False) -> Mechanism:
         return self

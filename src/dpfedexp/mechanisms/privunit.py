@@ -5,8 +5,6 @@ the mass of the cap {⟨v,u⟩ ≥ γ} and p the probability of drawing from it;
 from the cap "with probability γ", which must read p: taken literally, E[z] points away from u.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -277,7 +275,7 @@ class PrivUnit(Mechanism):
         ratios: np.ndarray = caps + self.epsilon2 * ((level == self.scalar.k).astype(float) - (level == 0))
         return ratios
 
-    def secure(self, strict: bool = False) -> SecurePrivUnit:
+    def secure(self, strict: bool = False) -> Mechanism:
         require(not strict, "secure is 'strict' with PrivUnit, which draws no Gaussian noise; use secure = true.")
         return SecurePrivUnit(**self.settings())
 
@@ -307,5 +305,5 @@ class SecurePrivUnit(PrivUnit):
     def event(self, sampling: Sampling) -> PrivUnitEvent:
         return replace(super().event(sampling), attained=False)
 
-    def secure(self, strict: bool = False) -> SecurePrivUnit:
+    def secure(self, strict: bool = False) -> Mechanism:
         return self

@@ -4,11 +4,9 @@ A client's row lies on the lattice of secure noise and is split into a masked ro
 masked rows, the helper the masks, each with noise of full size. See docs/security.md (wire protocol) and docs/trust.md.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -68,7 +66,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         mechanism.check_headroom(math.ceil(spec.cohort / spec.sampling.rate))  # type: ignore[attr-defined]
         return mechanism
 
-    def secure(self, strict: bool = False) -> TwoPartyGaussian:
+    def secure(self, strict: bool = False) -> Self:
         return replace(self, strict=True) if strict else self
 
     def event(self, sampling: Sampling) -> GaussianEvent:
