@@ -1,7 +1,5 @@
 """Arguments of `train` from flat options, for tests that vary them one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

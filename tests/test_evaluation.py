@@ -53,6 +53,7 @@ def test_one_logit_with_binary_targets_has_accuracy_and_auc(whole, shape, loss):
     assert found.keys() == {"test_loss", "test_accuracy", "test_auc"}
     assert found["test_accuracy"] == ((o > 0) == (y > 0)).mean() > 0.7
     assert found["test_auc"] == pytest.approx(pairs(o, y > 0), abs=1e-12)
+    assert np.isnan(auc(torch.tensor([1.0, float("nan")]), torch.tensor([True, False])))
 
 
 def test_several_labels_have_their_own_names():
@@ -107,15 +108,6 @@ def test_what_is_not_defined_is_not_reported(outputs, targets, loss, missing):
     found = measured(outputs, targets, loss)
     assert found.keys() == {"test_loss"} if missing == "everything" else missing not in found
     assert all(np.isfinite(value) for value in found.values())
-
-
-def test_a_statistic_of_ranks_is_its_pairs_and_says_when_there_is_none():
-    rng = np.random.default_rng(3)
-    for n in (2, 5, 300):
-        scores, positive = rng.integers(0, 6, size=n).astype(np.float32), np.arange(n) % 2 == 0
-        found = auc(torch.from_numpy(scores), torch.from_numpy(positive))
-        assert found == pytest.approx(pairs(scores, positive), abs=1e-12)
-    assert np.isnan(auc(torch.tensor([1.0, float("nan")]), torch.tensor([True, False])))
 
 
 def test_own_metrics_see_the_whole_test_set_at_once():

@@ -1,7 +1,5 @@
 """Packages that load their public names when they are first used."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

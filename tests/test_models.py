@@ -67,7 +67,6 @@ def test_a_seed_decides_the_start_and_the_global_generator_is_left_alone() -> No
         ("mlp", {"inputs": 3}, "model 'mlp' needs hidden, classes"),
         ("mlp", {"inputs": 3, "hidden": [4, 0], "classes": 2}, r"hidden = \[4, 0\]; it must be a whole number"),
         ("linear_regression", {"dimension": -1}, "dimension = -1; it must be a whole number of at least 1"),
-        ("linear_regression", {"dimension": 2.5}, "dimension = 2.5"),
     ],
 )
 def test_a_model_that_cannot_be_built_gets_a_sentence(name: str, settings: dict, sentence: str) -> None:

@@ -262,6 +262,7 @@ TYPED = {
     "train run.toml --set clip=3": ("clip is not a setting", "Did you mean 'algorithm.clip'?"),
     "train run.toml --set algorithm.clipp=3": ("algorithm.clipp is not a setting. Did you mean 'clip'?",),
     "train run.toml --set nonsense": ("--set is 'nonsense'; it must look like algorithm.clip=0.3",),
+    "train run.toml --set run.rounds.x=1": ("'rounds' is a value and not a section",),
     "train run.toml --set run.rounds=ten": ("run.rounds is 'ten'; it must be a valid integer",),
     "train run.toml --set run.loss=mes": ("'mes', which does not exist. Did you mean 'mse'?",),
     "train run.toml --set algorithm.clip=0": ("clip is 0",),

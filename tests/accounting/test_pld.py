@@ -1,7 +1,5 @@
 """Subsampled rounds: against quadrature, dp-accounting and Opacus, and on settings that break accountants."""
 
-from __future__ import annotations
-
 import math
 import warnings
 
@@ -178,11 +176,11 @@ class Repeated:
     def __init__(self, rounds: int = 1) -> None:
         self.rounds = rounds
 
-    def self_compose(self, n: int) -> Repeated:
+    def self_compose(self, n: int) -> "Repeated":
         assert n >= 1
         return Repeated(self.rounds * n)
 
-    def compose(self, other: Repeated, tail_mass_truncation: float) -> Repeated:
+    def compose(self, other: "Repeated", tail_mass_truncation: float) -> "Repeated":
         return Repeated(self.rounds + other.rounds)
 
 

@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 from dpfedexp import cdp_fedexp, dp_fedavg
 from dpfedexp import machine as pool
-from dpfedexp.accounting import GaussianEvent, Query, Sampling, compose
+from dpfedexp.accounting import Sampling, compose
+from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
 from dpfedexp.audit.bounds import Power, Result, skip
 from dpfedexp.audit.jobs import Job, all_jobs
@@ -116,21 +117,14 @@ def test_wrong_options_are_one_sentence(given, tmp_path):
     assert "Traceback" not in done.output
 
 
-@pytest.mark.parametrize("options", [{"clip": "adaptive", "noise_multiplier": 2}, {"clip": 1, "target_epsilon": 8}])
-def test_a_clip_that_adapts_and_noise_that_is_not_given_are_refused(options):
-    with pytest.raises(InputError, match="has no fixed clip and noise_multiplier; this audit needs both"):
-        clip_and_noise(dp_fedavg(**options))
-
-
-def test_a_guarantee_without_mu_is_refused_and_one_with_it_is_read():
-    query = (Query("update", 1.0, 2.0, 5.0),)
-    full = compose([(GaussianEvent("central", "replace-one", query), 1)], 1e-5)
+def test_what_can_not_be_audited_is_refused():
+    for options in ({"clip": "adaptive", "noise_multiplier": 2}, {"clip": 1, "target_epsilon": 8}):
+        with pytest.raises(InputError, match="has no fixed clip and noise_multiplier; this audit needs both"):
+            clip_and_noise(dp_fedavg(**options))
+    full = compose([(central_gaussian(5.0), 1)], 1e-5)
     assert mu_of(full, "full") == full.mu
-    sampled = GaussianEvent("central", "replace-one", query, sampling=Sampling("poisson", 0.5))
+    sampled = compose([(central_gaussian(5.0, sampling=Sampling("poisson", 0.5)), 1)], 1e-5)
     with pytest.raises(InputError, match="the guarantee of sampled has no μ"):
-        mu_of(compose([(sampled, 1)], 1e-5), "sampled")
-
-
-def test_a_case_of_the_papers_rule_whose_scalar_does_not_count_is_refused():
+        mu_of(sampled, "sampled")
     with pytest.raises(InputError, match=r"z is 1; .* above 1\.665"):
         _central_cases(0.5, 1.0)

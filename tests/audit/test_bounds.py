@@ -108,9 +108,6 @@ def test_power_grows_with_samples_and_shift():
 def test_an_outcome_is_one_of_three_and_only_holding_passes(change, outcome, fails):
     result = replace(MADE, **change)
     assert (result.outcome, result.fails, result.holds) == (outcome, fails, not fails)
-
-
-def test_what_was_not_audited_is_neither_a_tick_nor_a_failure():
     result = skip("black box", "Flower", "Flower is not installed")
     assert (result.outcome, result.fails, result.holds) == ("not audited", False, False)
 

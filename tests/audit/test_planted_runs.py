@@ -205,6 +205,7 @@ def broken(instances=1024):
 
 
 CORRELATED, TWICE = "largest correlation at any shift", "values that come twice"
+FIRST_TWICE = "first words that come twice"
 
 
 @pytest.mark.parametrize(
@@ -220,25 +221,23 @@ def test_planted_streams_that_forget_their_key_are_caught(monkeypatch, forgetful
     assert {("seeded streams", CORRELATED), ("seeded streams", TWICE)} <= broken()
 
 
-def test_planted_noise_shared_by_clients_is_caught(monkeypatch):
-    honest = KeyedNoise.normal
-    monkeypatch.setattr(KeyedNoise, "normal", lambda self, who, *given: honest(self, torch.zeros_like(who), *given))
-    assert ("seeded streams", CORRELATED) in broken()
+def of_the_first_client(self, who, *given, honest=KeyedNoise.normal):
+    return honest(self, torch.zeros_like(who), *given)
 
 
-def test_planted_seeds_of_eight_bits_are_caught(monkeypatch):
-    monkeypatch.setattr(Streams, "at", lambda self, purpose, round: KeyedNoise(self.seed % 256, purpose, round))
-    assert ("seeds", "first words that come twice") in broken()
-
-
-def test_planted_chacha_key_of_eight_bits_is_caught(monkeypatch):
-    monkeypatch.setattr(noise_module.os, "urandom", lambda size: os.getrandom(1) + bytes(size - 1))
-    assert ("keys of system noise", "first words that come twice") in broken()
-
-
-def test_planted_chacha_that_goes_on_after_a_fork_is_caught(monkeypatch):
-    monkeypatch.setattr(noise_module.os, "getpid", lambda: 1)
-    assert ("system noise after a fork", "words in common") in broken(32)
+@pytest.mark.parametrize(
+    ("owner", "name", "planted", "caught"),
+    [
+        (KeyedNoise, "normal", of_the_first_client, ("seeded streams", CORRELATED)),
+        (Streams, "at", lambda self, *key: KeyedNoise(self.seed % 256, *key), ("seeds", FIRST_TWICE)),
+        (noise_module.os, "urandom", lambda n: os.getrandom(1) + bytes(n - 1), ("keys of system noise", FIRST_TWICE)),
+        (noise_module.os, "getpid", lambda: 1, ("system noise after a fork", "words in common")),
+    ],
+    ids=["noise shared by clients", "seeds of eight bits", "a key of eight bits", "a key that a fork keeps"],
+)
+def test_a_planted_source_of_noise_is_caught(monkeypatch, owner, name, planted, caught):
+    monkeypatch.setattr(owner, name, planted)
+    assert caught in broken()
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,6 @@ def test_a_larger_deployment_is_planned_with_its_own_sampling(tmp_path):
     ("arguments", "words"),
     [
         (["-d", 10], "pass --clients and --parameters"),
-        (["-M", 10], "pass --clients and --parameters"),
         (["-M", 0, "-d", 10], "--clients is 0; it must be 1 or more"),
         (["-M", 10, "-d", 0], "--parameters is 0; it must be 1 or more"),
         (["-M", 10, "-d", 10, "--delta", 2], "--delta is 2.0; it must be between 0 and 1"),

@@ -47,10 +47,8 @@ def test_overrides_are_read_as_toml_values_and_win(tmp_path):
     ("tree", "words"),
     [
         ({"algoritm": {}}, "algoritm is not a setting. Did you mean 'algorithm'"),
-        ({"algorithm": {"clp": 1}}, "algorithm.clp is not a setting. Did you mean 'clip'"),
         ({"algorithm": {"adaptive": {"initail": 1}}}, "Did you mean 'initial'"),
         ({"run": {"rounds": 0}}, "run.rounds is 0"),
-        ({"run": {"rounds": "many"}}, "run.rounds is 'many'"),
         ({"data": {"kind": "imagenet"}}, "data.kind is 'imagenet', which does not exist. Known: cifar10, "),
         ({"run": {"secure": "Strict"}}, "run.secure is 'Strict'; it must be a valid boolean or 'strict'."),
         ({"algorithm": {"clip": "adaptiv"}}, "algorithm.clip is 'adaptiv'; it must be a valid number or 'adaptive'."),
@@ -118,21 +116,6 @@ def test_a_file_names_momentum_adamw_bounds_and_schedules():
 def test_a_wrong_algorithm_is_one_sentence(algorithm, words):
     with pytest.raises(InputError, match=words):
         parse({"algorithm": algorithm}).build_algorithm()
-
-
-@pytest.mark.parametrize("text", ["[run", "rounds = \xff", "a = 1\na = 2"])
-def test_a_broken_file_is_one_sentence(tmp_path, text):
-    with pytest.raises(InputError, match=r"run\.toml"):
-        load(write(tmp_path, text))
-
-
-def test_missing_file_and_wrong_override_are_sentences(tmp_path):
-    with pytest.raises(InputError, match="does not exist"):
-        load(tmp_path / "nothing.toml")
-    with pytest.raises(InputError, match="--set"):
-        load(write(tmp_path, ""), ["rounds"])
-    with pytest.raises(InputError, match="not a section"):
-        load(write(tmp_path, "[run]\nrounds = 1"), ["run.rounds.x=1"])
 
 
 def test_participation_and_adaptive_clip_are_built():

@@ -40,9 +40,6 @@ def test_the_kind_follows_from_loss_and_shapes_and_reads_back_from_its_text(name
     metrics = ClientMetrics.of(loss, outputs, targets)
     assert str(metrics) == name
     assert ClientMetrics.parse(name) == metrics
-
-
-def test_other_texts_are_refused():
     for text in ("classes", "1 classes", "ten classes", ""):
         with pytest.raises(InputError, match=r'such as "10 classes"'):
             ClientMetrics.parse(text)
@@ -203,22 +200,20 @@ def test_the_width_that_is_announced_is_that_of_the_share_below_a_quantile():
 
 
 def draws_of_errors(what, count=2000):
-    """Absolute errors of different shapes; in the first five no value repeats."""
+    """Absolute errors of different shapes; in the first four no value repeats."""
     normal = torch.randn(count, generator=torch.Generator().manual_seed(5))
     uniform = torch.rand(count, generator=torch.Generator().manual_seed(6))
     return {
         "normal": 0.6 * normal.abs(),
-        "uniform": 2 * uniform,
         "cauchy": (math.pi * (uniform - 0.5)).tan().abs(),
         "lognormal": 1000 * (2 * normal).exp(),
         "mixture": torch.where(uniform < 0.7, 0.1, 30.0) * normal.abs(),
         "integers": (2 * normal).round().abs(),
         "equal": torch.full((count,), 0.32),
-        "narrow": 1.2 + 0.01 * normal,
     }[what]
 
 
-SMOOTH, SHARED = ("normal", "uniform", "cauchy", "lognormal", "mixture"), ("integers", "equal", "narrow")
+SMOOTH, SHARED = ("normal", "cauchy", "lognormal", "mixture"), ("integers", "equal")
 
 
 @pytest.mark.parametrize("deviation", sized([0.004], [0.004, 0.006]))

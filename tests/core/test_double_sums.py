@@ -1,7 +1,5 @@
 """Sums in double precision by triton's kernels, on a GPU; `TRITON_INTERPRET=1` runs them without."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

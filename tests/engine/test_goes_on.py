@@ -1,7 +1,5 @@
 """Folders of runs that were stopped, killed, resumed, saved or tampered with say what is true."""
 
-from __future__ import annotations
-
 import json
 from unittest.mock import Mock
 

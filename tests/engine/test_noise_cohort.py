@@ -1,7 +1,5 @@
 """Noise as for a larger cohort than the one that is simulated: how much, what it costs, and whose promise it is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A short model's server lives on the processor, whatever trains: the same runs, and the same resumed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """A run's claim is checked against its own ledger; every kind of disagreement is found."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -128,17 +126,14 @@ def test_a_claim_for_readers_of_the_models_is_recomputed(tmp_path):
     assert failed(tmp_path) == ["models_only"]
 
 
-def test_a_claim_of_another_version_is_one_sentence(run):
-    claimed(version=None)(run)
-    with pytest.raises(InputError, match="its version is None, and this library reads version 2"):
-        verify_run(run)
-
-
 def test_a_run_without_a_claim_fails_and_is_explained_from_its_ledger(run):
     (run / "privacy.json").unlink()
     assert failed(run) == ["claim"]
     statement = recompute(run)
     assert (statement.rounds, statement.clients, statement.algorithm) == (10, 1000, "CDP-FedEXP")
+    statement = recompute(run, planned=25)
+    assert (statement.rounds, statement.planned_rounds, statement.stopping) == (10, 25, "hand")
+    assert statement.epsilon_total == compose([(central(5.0), 25)], 1e-5).epsilon
 
 
 def test_without_a_claim_no_client_counts_as_reporting(tmp_path):
@@ -148,14 +143,10 @@ def test_without_a_claim_no_client_counts_as_reporting(tmp_path):
     assert (statement.reporting, statement.models_only) == (0, None)
 
 
-def test_without_a_claim_a_stopped_run_costs_what_was_planned(run):
-    (run / "privacy.json").unlink()
-    statement = recompute(run, planned=25)
-    assert (statement.rounds, statement.planned_rounds, statement.stopping) == (10, 25, "hand")
-    assert statement.epsilon_total == compose([(central(5.0), 25)], 1e-5).epsilon
-
-
-def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
+def test_a_folder_that_is_no_run_and_a_claim_of_another_version_are_sentences(run, tmp_path):
+    claimed(version=None)(run)
+    with pytest.raises(InputError, match="its version is None, and this library reads version 2"):
+        verify_run(run)
     with pytest.raises(InputError, match="is not a folder"):
         verify_run(tmp_path / "nowhere")
     (tmp_path / "privacy.json").write_text("{}")

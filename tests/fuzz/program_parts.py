@@ -4,10 +4,7 @@ A part that remembers is composed of where it keeps a value (`_MEMORIES`), what 
 (`_TRIGGERS`) and in which moment of a pass (`_MOMENTS`). Other parts write, draw, branch, or are layers of torch.
 """
 
-from __future__ import annotations
-
 import contextlib
-import functools
 import random
 import threading
 from collections.abc import Callable
@@ -18,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrize
 
 from dpfedexp import AdamW, Federation, LocalOptimizer, Sgd
 from tests.generated import GeneratedClients
@@ -27,14 +24,9 @@ COUNT, WIDTH, WORDS, LABELS = 5, 6, 9, 3
 GLOBAL: dict[Any, Any] = {}
 
 
-class Kept:
-    value: Any = None
-
-
 def forget() -> None:
     """Puts everything that programs share in this process back to its beginning."""
     GLOBAL.clear()
-    Kept.value = None
     RemembersGradients.kept = None
 
 
@@ -64,21 +56,9 @@ def _number(value: Any) -> float:
     return float(value.mean()) if isinstance(value, Tensor) else float(value)
 
 
-def _in_list(last: bool) -> Callable[[], tuple[Put, Get]]:
-    def make() -> tuple[Put, Get]:
-        kept: list[Any] = []
-        return lambda owner, value: kept.append(value), lambda owner: kept[-1 if last else 0] if kept else None
-
-    return make
-
-
-def _in_default() -> tuple[Put, Get]:
-    def get(owner: Any, kept: list[Any] = []) -> Any:  # noqa: B006
-        return kept[-1] if kept else None
-
-    kept = get.__defaults__[0]
-    kept.clear()
-    return lambda owner, value: kept.append(value), get
+def _in_list() -> tuple[Put, Get]:
+    kept: list[Any] = []
+    return lambda owner, value: kept.append(value), lambda owner: kept[-1] if kept else None
 
 
 def _in_thread() -> tuple[Put, Get]:
@@ -86,31 +66,16 @@ def _in_thread() -> tuple[Put, Get]:
     return lambda owner, value: setattr(own, "kept", value), lambda owner: getattr(own, "kept", None)
 
 
-def _in_numpy() -> tuple[Put, Get]:
-    kept = np.zeros(1, dtype=np.float32)
-    return lambda owner, value: kept.__setitem__(0, _number(value)), lambda owner: torch.from_numpy(kept)
-
-
-def _in_cache() -> tuple[Put, Get]:
-    now: list[Any] = [None]
-    cached = functools.lru_cache(lambda: now[0])
-    return lambda owner, value: (now.__setitem__(0, value), cached())[0], lambda owner: now[0] and cached()
-
-
 def _in_tensor() -> tuple[Put, Get]:
     kept = torch.zeros(1)
     return lambda owner, value: kept.copy_(torch.as_tensor(value).detach().mean()), lambda owner: kept
 
 
-def _in_buffer(rebound: bool) -> Callable[[], tuple[Put, Get]]:
+def _in_buffer() -> tuple[Put, Get]:
     def put(owner: Any, value: Any) -> None:
-        mean = torch.as_tensor(value).detach().mean().reshape(1)
-        if rebound:
-            owner.held = mean
-        else:
-            owner.held.mul_(0.5).add_(mean)
+        owner.held = 0.5 * owner.held + torch.as_tensor(value).detach().mean().reshape(1)
 
-    return lambda: (put, lambda owner: owner.held)
+    return put, lambda owner: owner.held
 
 
 def _in_parameter(name: str, of_data: bool = False) -> Callable[[], tuple[Put, Get]]:
@@ -127,23 +92,17 @@ def _in_seed(seed: Callable[[int], Any], draw: Callable[[], Any]) -> Callable[[]
 
 
 _MEMORIES: dict[str, Callable[[], tuple[Put, Get]]] = {
-    "first of a list": _in_list(last=False),
-    "last of a list": _in_list(last=True),
+    "list": _in_list,
     "global": lambda: (lambda owner, value: GLOBAL.update(kept=value), lambda owner: GLOBAL.get("kept")),
-    "class attribute": lambda: (lambda owner, value: setattr(Kept, "value", value), lambda owner: Kept.value),
     "attribute": lambda: (lambda owner, value: owner.__dict__.update(seen=value), lambda o: o.__dict__.get("seen")),
-    "default argument": _in_default,
     "thread": _in_thread,
-    "numpy array": _in_numpy,
-    "lru_cache": _in_cache,
     "tensor": _in_tensor,
     "torch's seed": _in_seed(torch.manual_seed, lambda: torch.rand(())),
     "numpy's seed": _in_seed(np.random.seed, np.random.rand),
     "python's seed": _in_seed(random.seed, random.random),
 }
 _OWNED = {
-    "buffer": _in_buffer(rebound=False),
-    "buffer rebound": _in_buffer(rebound=True),
+    "buffer": _in_buffer,
     "parameter": _in_parameter("own"),
     "frozen parameter": _in_parameter("frozen"),
     "frozen .data": _in_parameter("frozen", of_data=True),
@@ -295,20 +254,6 @@ class Mixing(torch.autograd.Function):
         return h + h.mean(in_dims[0] or 0, keepdim=True), in_dims[0]
 
 
-class Old(torch.autograd.Function):
-    """Stateless, without support of vmap."""
-
-    @staticmethod
-    def forward(ctx, h):
-        ctx.save_for_backward(h)
-        return h.clamp(-1, 1)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (h,) = ctx.saved_tensors
-        return gradient * (h.abs() < 1)
-
-
 # Layers and small programs, [s, WIDTH] to [s, WIDTH]; those with a tensor alone serve losses and transforms too.
 
 
@@ -367,7 +312,6 @@ _FUNCTIONS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
     "raises on rare values": lambda: lambda h: h if bool((h < 30).all()) else h.view(7, 77),
     "raises above 8 rows": lambda: lambda h: h if len(h) <= 8 else h.view(7, 77),
     "function": lambda: Generic.apply,
-    "function without vmap": lambda: Old.apply,
     "function that mixes": lambda: Mixing.apply,
     "function with state": lambda: RemembersGradients.apply,
 }
@@ -430,25 +374,17 @@ def _looked_up(layer: nn.Module, h: Tensor) -> Tensor:
     return h + layer(_words_of(h)).mean(1)
 
 
+_TORCHS = """LayerNorm(6); GroupNorm(2, 6); BatchNorm1d(6); BatchNorm1d(6, track_running_stats=False); BatchNorm1d(6).eval();
+    Dropout(0.3); AlphaDropout(0.3); RReLU(); utils.parametrizations.weight_norm(nn.Linear(6, 6));
+    utils.parametrizations.spectral_norm(nn.Linear(6, 6))"""
+_SEQUENCES = """InstanceNorm1d(2, affine=True); InstanceNorm1d(2, track_running_stats=True); GRU(3, 3, batch_first=True);
+    LSTM(3, 3, num_layers=2, dropout=0.2, batch_first=True); MultiheadAttention(3, 1, dropout=0.1, batch_first=True);
+    TransformerEncoderLayer(3, 1, 4, batch_first=True)"""
 _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: Does(lambda layer, h: layer(h).tanh()),
     "in-place relu": lambda: Does(_plain, nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True))),
-    "layer norm": lambda: Does(_plain, nn.LayerNorm(WIDTH)),
-    "group norm": lambda: Does(_plain, nn.GroupNorm(2, WIDTH)),
-    "batch norm": lambda: Does(_plain, nn.BatchNorm1d(WIDTH)),
-    "batch norm without statistics": lambda: Does(_plain, nn.BatchNorm1d(WIDTH, track_running_stats=False)),
-    "batch norm in eval": lambda: Does(_plain, nn.BatchNorm1d(WIDTH).eval()),
-    "instance norm": lambda: Does(_as_sequence, nn.InstanceNorm1d(2, affine=True)),
-    "instance norm with statistics": lambda: Does(_as_sequence, nn.InstanceNorm1d(2, track_running_stats=True)),
-    "dropout": lambda: Does(_plain, nn.Dropout(0.3)),
-    "alpha dropout": lambda: Does(_plain, nn.AlphaDropout(0.3)),
-    "rrelu": lambda: Does(_plain, nn.RReLU()),
-    "lstm": lambda: Does(_as_sequence, nn.LSTM(3, 3, num_layers=2, dropout=0.2, batch_first=True)),
-    "gru": lambda: Does(_as_sequence, nn.GRU(3, 3, batch_first=True)),
-    "attention": lambda: Does(_as_sequence, nn.MultiheadAttention(3, 1, dropout=0.1, batch_first=True)),
-    "encoder": lambda: Does(_as_sequence, nn.TransformerEncoderLayer(3, 1, 4, batch_first=True)),
-    "weight norm": lambda: Does(_plain, parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))),
-    "spectral norm": lambda: Does(_plain, parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))),
+    **{one: lambda one=one: Does(_plain, eval(f"nn.{one}")) for one in map(str.strip, _TORCHS.split(";"))},
+    **{one: lambda one=one: Does(_as_sequence, eval(f"nn.{one}")) for one in map(str.strip, _SEQUENCES.split(";"))},
     "parametrized": lambda: Does(_plain, _parametrized(Symmetric())),
     "parametrized with memory": lambda: Does(_plain, _parametrized(Lazy())),
     "used twice": lambda: Does(lambda layer, h: layer(layer(h).tanh())),

@@ -6,8 +6,6 @@ with the same sentence; or the rows of all other clients must be equal over two 
 `tests/trainers/test_programs.py` runs them.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import threading

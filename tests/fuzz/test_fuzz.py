@@ -4,8 +4,6 @@ Each target is a function of a folder that returns the seeds and what is done wi
 changed and shrinks what it finds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

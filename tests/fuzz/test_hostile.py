@@ -75,16 +75,3 @@ def test_nothing_in_the_library_unpickles_evaluates_or_runs_a_shell():
                 assert name not in ("np.load", "numpy.load") or "allow_pickle" in given, (
                     f"{path.name} line {node.lineno}"
                 )
-
-
-def test_names_in_files_can_not_lead_out_of_their_folder(tmp_path):
-    """A checkpoint names tensors and a run's files have fixed names: nothing read from a file becomes a path."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    content = {"../../escape": torch.zeros(1)}
-    from safetensors.torch import save_file
-
-    save_file(content, folder / CHECKPOINT, {"content": "{}", "sha256": "0"})
-    with pytest.raises(InputError):
-        checkpoint.load(folder)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == [CHECKPOINT, "run"]

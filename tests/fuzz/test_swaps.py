@@ -4,8 +4,6 @@ Whatever lies in a run's folder, a resumed run either goes on with a ledger that
 none of them in its next round, or it is refused with a sentence.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """A mechanism that the library does not know, as a user would add it: one file, and one line in the registry."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Clients, a server and a helper of one two-party round, in one process and over real files."""
 
-from __future__ import annotations
-
 import secrets
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One two-party round over real files: the sums, and every way of asking the helper for more that is refused."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import secrets

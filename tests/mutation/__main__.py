@@ -5,8 +5,6 @@ quickest first, and the first failure ends it. cosmic-ray 8.7 has no operator th
 term, the mistakes that matter most here; mutmut was not tried.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -4,8 +4,6 @@ Every worker has its own copy of the package in a temporary folder, first on the
 start: the work tree is never touched.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

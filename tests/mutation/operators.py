@@ -17,8 +17,6 @@ What can't change a result is left alone: annotations, docstrings, messages, ass
 the tolerances and sizes named in `KNOBS`, and numbers below 1e-6 or above 1e6, which are tolerances and limits as well.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from dataclasses import dataclass

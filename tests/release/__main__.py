@@ -6,8 +6,6 @@ everything that pyproject.toml admits. A tree with uncommitted changes, or a ver
 refused; a rehearsal takes both, from the last commit.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import hashlib

@@ -4,8 +4,6 @@ An environment beside this one takes everything from it but Flower, and what tha
 set there: the tests that start processes need the versions that are named exactly.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Commands run in a temporary folder, without PYTHONPATH: a file that only the sou
 not do what it should raises `Failure` with its output. `python -m tests.release.installed dist/dpfedexp-….whl`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

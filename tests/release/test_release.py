@@ -1,7 +1,5 @@
 """What a release and the check of an installed package refuse."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tarfile

@@ -1,6 +1,5 @@
 """What a module draws: the same masks in every trainer, each client's from its own key, with the law that torch's own have."""
 
-import copy
 import math
 import warnings
 from functools import partial
@@ -11,13 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpfedexp import AdamW, Execution, Federation, InputError, Sgd, fedavg, train
+from dpfedexp import Execution, InputError, Sgd, fedavg, train
 from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.draws import Drawing, attention, client_keys, dropout_mask, step_keys
 from dpfedexp.trainers.steps import Loop, Vectorized
-from tests.sizes import sized
-from tests.trainers.shared import Made, labeled, one_round, recorded, secured, simulated, unless_refused, updates
+from tests.trainers.shared import Made, labeled, recorded, simulated, updates
 
 SIZES = [4, 2, 7, 1]
 
@@ -328,69 +326,3 @@ def test_no_layer_asks_where_weights_lie_that_have_no_place(monkeypatch):
     ask = Mock(side_effect=RuntimeError("Cannot access data pointer of Tensor that doesn't have storage"))
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", ask)
     assert learned(model, Vectorized).isfinite().all()
-
-
-TRAINERS = ("loop", "tiled-loop", "vectorized", "tiled-vectorized")
-CLIENTS, MINE, BOUND = 5, 3, 4
-
-
-class Pair(nn.Module):
-    """Inputs by place or by name, and dropout of each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(40, 3), nn.Linear(2, 3)
-
-    def forward(self, x, more):
-        return F.dropout(self.one(x.flatten(1)), 0.3) + F.dropout(self.two(more), 0.5)
-
-
-def drawing_modules() -> dict[str, nn.Module]:
-    torch.manual_seed(0)
-    lstm = nn.LSTM(8, 4, 2, dropout=0.4, batch_first=True)
-    recurrent = Made(lambda self, x: self.head(self.layer(x[:, :2])[0][:, -1]), layer=lstm, head=nn.Linear(4, 3))
-    held = {name: copy.deepcopy(MODULES[name][0]) for name in ("dense", "attention")}
-    return {**held, "recurrent": recurrent, "tuple": Pair(), "dict": Pair()}
-
-
-LOCALS = {
-    "momentum": Sgd(lr=0.3, steps=2, momentum=0.9, nesterov=True, max_examples=BOUND),
-    "adamw": AdamW(lr=0.05, steps=2, max_examples=BOUND, clip_gradient=1.0),
-}
-
-
-def beside_garbage(name: str, garbage: bool) -> Federation:
-    """One client that stays, among others whose rows, and how many they are, may be replaced by garbage."""
-    parts = []
-    for client in range(CLIENTS):
-        replaced = garbage and client != MINE
-        generator = torch.Generator().manual_seed(client + 1000 * replaced)
-        rows = int(torch.randint(1, 2 * BOUND, (), generator=generator)) * (0 if replaced and client % 4 == 0 else 1)
-        x, more = (torch.randn(rows, *shape, generator=generator) for shape in ((5, 8), (2,)))
-        if replaced:
-            x, more = 1e6 * x, more.fill_(torch.nan if client % 2 else torch.inf)
-        inputs = {"tuple": (x, more), "dict": {"more": more, "x": x}}.get(name, x)
-        parts.append((inputs, torch.randint(0, 3, (rows,), generator=generator)))
-    return Federation.from_clients(parts, finite=False)
-
-
-def row_of_mine(name: str, how: str, trainer: str, garbage: bool) -> torch.Tensor:
-    return one_round(secured(drawing_modules()[name], beside_garbage(name, garbage), LOCALS[how], trainer))[MINE]
-
-
-PAIRS = [
-    (name, ("momentum", "adamw")[at % 2], trainer)
-    for at, (name, trainer) in enumerate(zip(drawing_modules(), ("fast", *TRAINERS[::-1]), strict=True))
-]
-ALL = [*PAIRS[:1], *((name, how, trainer) for name in drawing_modules() for how in LOCALS for trainer in TRAINERS)]
-
-
-@pytest.mark.usefixtures("same_streams")
-@pytest.mark.parametrize(("name", "how", "trainer"), sized(PAIRS, ALL))
-def test_an_update_is_the_same_whatever_the_others_hold(name, how, trainer):
-    mine = unless_refused(trainer, lambda: row_of_mine(name, how, trainer, garbage=False))
-    if mine is None:
-        return
-    assert bool(mine.isfinite().all())
-    assert float(mine.abs().max()) > 0
-    assert torch.equal(mine, row_of_mine(name, how, trainer, garbage=True))

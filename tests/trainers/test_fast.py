@@ -262,18 +262,6 @@ def test_a_frozen_backbone_is_computed_once_for_a_batch_that_stays(monkeypatch):
     assert calls.count(ops.Linear) == 2 * LOCAL.steps
 
 
-def test_frozen_parts_of_a_program_compute_in_bf16_with_the_rest():
-    """5 percent of the update is some twenty roundings."""
-    torch.manual_seed(1)
-    model, clients = SEQUENCES["frozen embedding and layer"](), federation(tokens)
-    simulation = bound(model, clients, precision="bf16")
-    held = simulation.trainer._trainer().core.program.frozen
-    assert held
-    assert all(value.dtype == torch.bfloat16 for value in held.values())
-    rough, exact = updates(simulation), updates(bound(model, clients))
-    assert 0 < float((rough - exact).norm() / exact.norm()) < 0.05
-
-
 def features(n, generator):
     return torch.randn(n, 4, generator=generator), torch.randint(2, (n,), generator=generator)
 

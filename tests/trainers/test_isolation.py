@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_scaffold, train
+from dpfedexp import AdamW, Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_scaffold, train
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.local_optimizer import schedule
@@ -50,9 +50,17 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 17), nn.Tanh(), nn.Linear(17, 3))
 
 
-def others(clients: Federation, algorithm, local: Sgd, trainer: str, device: str = "cpu") -> torch.Tensor:
+def drawing() -> nn.Module:
+    """A network that draws for each client: before, between and within the steps of a recurrent layer."""
+    torch.manual_seed(0)
+    layer = nn.LSTM(2, 5, 2, dropout=0.4, batch_first=True)
+    parts = {"drop": nn.Dropout(0.3), "layer": layer, "head": nn.Linear(5, 3)}
+    return Made(lambda self, x: self.head(self.drop(self.layer(self.drop(x).view(-1, 3, 2))[0][:, -1])), **parts)
+
+
+def others(clients: Federation, algorithm, local, trainer: str, device: str = "cpu", make=net) -> torch.Tensor:
     """The exact sum of all clients but the one that is replaced, before noise; secure sums are whole numbers of steps."""
-    engine = bound(net(), clients, local, trainer, algorithm=algorithm, device=device, secure=True)
+    engine = bound(make(), clients, local, trainer, algorithm=algorithm, device=device, secure=True)
     request = Request(UPDATE, 1, engine.begin(), engine.mechanism)
     everyone = engine.cohort.collect(request, torch.arange(len(clients))).sums
     alone = engine.cohort.collect(request, torch.tensor([REPLACED])).sums
@@ -65,6 +73,7 @@ LOCALS = {
     "epochs": Sgd(lr=3.0, epochs=3, batch_size=3, max_examples=40),
     "proximal": Sgd(lr=1.0, steps=5, max_examples=50, proximal=0.1),
     "classes": Sgd(lr=1.0, steps=4, max_examples=100),
+    "draws": AdamW(lr=0.05, steps=2, max_examples=4, clip_gradient=1.0),
 }
 
 
@@ -75,6 +84,7 @@ CASES += [
     ("fast", "proximal"),
     ("fast", "classes"),
     ("tiled-vectorized", "classes"),
+    *(("tiled-loop", "draws"), ("vectorized", "draws")),
 ]
 
 
@@ -84,8 +94,8 @@ def test_replacing_one_client_moves_no_other_row(trainer, how, device):
     if device == "cuda" and trainer.startswith("tiled"):
         pytest.skip("a GPU has no tiles")
     replacements = ((4, 1), (333, 2), (0, 3)) if (trainer, how) == ("vectorized", "full batch") else ((4, 1), (333, 2))
-    rest = [federation(*other) for other in replacements]
-    sums = unless_refused(trainer, lambda: [others(one, PRIVATE, LOCALS[how], trainer, device) for one in rest])
+    rest, make = [federation(*other) for other in replacements], drawing if how == "draws" else net
+    sums = unless_refused(trainer, lambda: [others(one, PRIVATE, LOCALS[how], trainer, device, make) for one in rest])
     if sums is None:
         return
     assert float(sums[0].abs().max()) > 0
