@@ -29,7 +29,7 @@ def test_a_healthy_federation_passes():
 
 
 def test_planted_full_participation_of_nodes_is_caught(monkeypatch):
-    monkeypatch.setattr("dpfedexp.flower.cohort.choose", lambda nodes, *rest: dict.fromkeys(nodes, (0,)))
+    monkeypatch.setattr("dpfedexp.flower.cohort.choose", lambda nodes, *_, equal: [{node: [0] for node in nodes}])
     assert ("rate off the one charged", "BROKEN") in who()
 
 

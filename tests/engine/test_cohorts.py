@@ -10,6 +10,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
+from torch import nn
 
 from dpfedexp import Evaluation, Federation, Sgd, cdp_fedexp, dp_fedavg, ldp_fedexp
 from dpfedexp.accounting import Ledger
@@ -21,9 +22,11 @@ from dpfedexp.core.sums import Sums
 from dpfedexp.engine.engine import Answer, Cohort
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.run import RunFacts, read_history
+from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.train import train
 from dpfedexp.engine.verify import outcome, verify_run
-from dpfedexp.flower import DpFedExp, answer, private_training
+from dpfedexp.flower import DpFedExp, answer, cohort, private_training, strategy_from
+from dpfedexp.flower.app_settings import read_candidates, read_settings
 from dpfedexp.models import linear_regression
 from tests.flower.loopback import LoopbackGrid, Silence, dying_at
 from tests.sizes import long
@@ -217,6 +220,92 @@ def silence(monkeypatch):
 
     monkeypatch.setattr("dpfedexp.core.noise.Streams.at", at)
     monkeypatch.setattr(client, "ChaChaNoise", Silence)
+
+
+CANDIDATES = {
+    "candidates.net.model": "network",
+    "candidates.net.local.steps": 5,
+    "candidates.plain.rate": 1.0,
+    "candidates.faster.rate": 3.0,
+}
+PHASES = [3, 2, 1, 1, 1, 1]
+"""How many candidates are left in each of six rounds."""
+
+
+def networks():
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(D, 3), nn.Tanh(), nn.Linear(3, 1), nn.Flatten(0))
+    return {"linear": problem()[1], "network": network}
+
+
+def tournament_config(folder, **more):
+    """What the app's pyproject.toml says; Flower hands sections over in any order."""
+    config = {"clients": M, "rounds": len(PHASES), "epsilon": EPSILON, "folder": str(folder), "node_timeout": 1.0}
+    return {**CANDIDATES, **{f"federation.{name}": value for name, value in config.items()}, **more}
+
+
+def tournament_grid(config, more=0, answer=answer, **options):
+    """The nodes of a configuration, with the app's models, and `more` nodes that have other tasks."""
+    federation, app = problem()[0], ClientApp()
+    each = config.get("federation.clients_per_node", 1)
+
+    @app.train(mods=[private_training])
+    def run(message, context):
+        first = context.node_config["partition-id"] * each
+        many = [federation.client(first + number) for number in range(each)]
+        rows = many[0] if each == 1 else Federation.from_clients(many)
+        return answer(message, context, networks(), rows)
+
+    return LoopbackGrid(app, config["federation.clients"] // each + more, run_config=config, **options)
+
+
+def play(config, grid=None, timeout=5, **changes):
+    """A whole deployment with candidates; `changes` are attributes of the strategy."""
+    strategy = strategy_from(config)
+    vars(strategy).update(changes)
+    start = {name: ArrayRecord(model.state_dict()) for name, model in networks().items()}
+    strategy.start(grid or tournament_grid(config), start, timeout=timeout)
+    return strategy
+
+
+def test_a_tournament_on_flower_is_that_of_the_simulator(tmp_path, monkeypatch):
+    """With the same groups and without noise: the same charges, choices, winner, model and files."""
+    silence(monkeypatch)
+    monkeypatch.setattr(Simulation, "groups", lambda self, request, groups: torch.arange(M) % groups)
+
+    def choose(nodes, clients_per_node, sampling, groups, equal):
+        assert equal
+        return [dict.fromkeys(sorted(nodes)[place::groups], (0,)) for place in range(groups)]
+
+    monkeypatch.setattr(cohort, "choose", choose)
+    config = tournament_config(tmp_path / "flower")
+    strategy = play(config, noise=Silence)
+    models, named = networks(), read_candidates(config)
+    assert [one.name for one in named] == ["net", "plain", "faster"]
+    candidates = [replace(one, model=None if one.model is None else models[one.model]) for one in named]
+    settings = read_settings(config)[1]
+    given = {"local": settings.build_local(), "rounds": len(PHASES), "out": tmp_path / "simulated"}
+    run = train(models["linear"], problem()[0], settings.build_algorithm(), candidates=candidates, **given)
+    assert charges(strategy.opened.ledger) == charges(run.ledger)
+    votes = ["local rate", "first clip"] * 2
+    assert [query for number, (query, *_) in charges(run.ledger) if number == 0] == votes
+    for ours, theirs in zip(strategy.history, run.history, strict=True):
+        assert [ours[name] for name in ("candidate", "candidates")] == [theirs["candidate"], theirs["candidates"]]
+        for name in ("clip", "local_rate", "epsilon_total"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-2)
+        assert (ours["asked"], ours["valid"]) == (M, M)
+    assert [line["candidates"] for line in run.history] == PHASES
+    ended = torch.cat([p.detach().flatten() for p in run.model.parameters()]).double()
+    reported = torch.cat([p.flatten() for p in strategy.run.model.state_dict().values()]).double()
+    assert float((reported - ended).norm()) < 0.02 * float(ended.norm())
+    for folder in ("flower", "simulated"):
+        assert outcome(verify_run(tmp_path / folder)) == "holds"
+        assert {path.name for path in (tmp_path / folder).iterdir()} == FILES
+    facts = [RunFacts.read(tmp_path / folder) for folder in ("flower", "simulated")]
+    assert [[vote["rounds"] for vote in one.votes] for one in facts] == [[[1, 1, 2], [1, 2]]] * 2
+    assert f"of 3 candidates, by the clients' votes: {named[strategy.history[-1]['candidate']].name}" in " ".join(
+        strategy.statement.choices
+    )
 
 
 @pytest.mark.parametrize("aggregation", ["two-party", "two-party-one-sided"])

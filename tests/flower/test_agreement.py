@@ -166,7 +166,7 @@ def _shown(move: torch.Tensor, eta_g: float) -> tuple[float, ...]:
 def test_poisson_rounds_divide_by_the_public_cohort(tmp_path, monkeypatch, silent):
     """With every client drawn by chance, the sum is still divided by rate·clients: η_g c̄ doubles when all come at rate ½."""
     federation, model = problem(clients=4)
-    monkeypatch.setattr("dpfedexp.flower.cohort.choose", lambda nodes, *rest: dict.fromkeys(nodes, (0,)))
+    monkeypatch.setattr("dpfedexp.flower.cohort.choose", lambda nodes, *_, equal: [{node: [0] for node in nodes}])
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
     full, _ = flower_run(tmp_path / "full", algorithm, federation, model, noise=Silence)
     given = {"noise": Silence, "participation": Poisson(0.5)}

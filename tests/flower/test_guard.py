@@ -16,6 +16,8 @@ import torch
 from dpfedexp.accounting import Ledger, Sampling, gdp
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.ledger import LedgerMark
+from dpfedexp.algorithms.probe import CLIP, RATE
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.sums import within_clip_vote
 from dpfedexp.errors import InputError, LedgerError
@@ -504,9 +506,9 @@ def test_the_central_guard_file_of_the_page_admits_four_runs_of_the_template_at_
     for rounds in (1, 3):
         config = {"epsilon": 8.0, "rounds": rounds, "clients": 3, "folder": "runs/first", "evaluate": "numbers"}
         run = AnnouncedLimits.of_run({f"federation.{name}": value for name, value in config.items()}, 5)
-        asked = [(0, run.probe.rate), (0, run.probe.clip)]
+        asked = [(0, run.others[RATE][0]), (0, run.others[CLIP][0])]
         for number in range(1, rounds + 1):
-            asked += [(number, run.mechanism.at_radius(30.0)), (number, run.evaluation)]
+            asked += [(number, run.mechanism.at_radius(30.0)), (number, run.others[EVALUATION][0])]
         (tmp_path / str(rounds)).mkdir()
         path = tmp_path / str(rounds) / "guard.toml"
         path.write_text(text.replace("9f2c…", "ab" * 32))

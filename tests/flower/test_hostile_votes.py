@@ -77,34 +77,34 @@ def test_a_node_answers_as_many_updates_as_were_announced_and_every_vote_once():
     with pytest.raises(Refused, match="as often as this run announced rounds"):
         admit_announced(asked(made.mechanism, UPDATE, 9), context, 6)
     for purpose in (RATE, CLIP):
-        vote = asked(made.probe.mechanism(purpose), purpose)
+        vote = asked(made.others[purpose][0], purpose)
         admit_announced(vote, context, 6)
         with pytest.raises(Refused, match="a repeated answer is charged again"):
             admit_announced(vote, context, 6)
     for round in (2, 3):
-        admit_announced(asked(made.evaluation, EVALUATION, round), context, 6)
+        admit_announced(asked(made.others[EVALUATION][0], EVALUATION, round), context, 6)
     with pytest.raises(Refused, match="a repeated answer is charged again"):
-        admit_announced(asked(made.evaluation, EVALUATION, 3), context, 6)
+        admit_announced(asked(made.others[EVALUATION][0], EVALUATION, 3), context, 6)
     with pytest.raises(Refused, match="had 6 when this run began"):
         admit_announced(asked(made.mechanism, UPDATE, 1), context, 7)
 
 
 def test_a_run_with_a_fixed_clip_asks_for_no_vote_on_it():
     made = AnnouncedLimits.of_run({**CONFIG, "algorithm.clip": 0.5}, 6)
-    made.check(asked(made.probe.mechanism(RATE), RATE))
-    with pytest.raises(Refused, match="not one that this run announced"):
-        made.check(asked(made.probe.mechanism(CLIP), CLIP))
+    made.check(asked(made.others[RATE][0], RATE))
+    with pytest.raises(Refused, match="which this run did not announce"):
+        made.check(asked(replace(made.others[RATE][0], question=CLIP), CLIP))
 
 
 def test_an_evaluation_is_answered_where_it_was_announced_and_at_its_price():
     made = AnnouncedLimits.of_run(CONFIG, 6)
-    made.check(asked(made.evaluation, EVALUATION, 2))
-    dearer = replace(made.evaluation, noise_multiplier=made.evaluation.noise_multiplier / 2)
+    made.check(asked(made.others[EVALUATION][0], EVALUATION, 2))
+    dearer = replace(made.others[EVALUATION][0], noise_multiplier=made.others[EVALUATION][0].noise_multiplier / 2)
     with pytest.raises(Refused, match="above the"):
         made.check(asked(dearer, EVALUATION, 2))
     silent = AnnouncedLimits.of_run({**CONFIG, "federation.evaluate": ""}, 6)
     with pytest.raises(Refused, match="which this run did not announce"):
-        silent.check(asked(made.evaluation, EVALUATION, 2))
+        silent.check(asked(made.others[EVALUATION][0], EVALUATION, 2))
 
 
 def test_a_guard_that_allows_a_round_allows_each_vote_whatever_its_largest_clip(tmp_path):
@@ -113,7 +113,7 @@ def test_a_guard_that_allows_a_round_allows_each_vote_whatever_its_largest_clip(
     file = guard_file(tmp_path, **limits, mechanisms=["central-gaussian"])
     guard = Guard.load(file)
     for purpose in (RATE, CLIP):
-        guard.admit(asked(made.probe.mechanism(purpose), purpose), run="1")
+        guard.admit(asked(made.others[purpose][0], purpose), run="1")
     with pytest.raises(Refused, match="above this node's max_clip"):
         guard.admit(asked(replace(made.mechanism, clip=0.5), UPDATE, 1), run="1")
 
@@ -133,20 +133,24 @@ def test_a_guard_charges_every_repeated_answer_as_one_sum(tmp_path):
 def test_a_helper_answers_each_vote_once_and_no_other_question(tmp_path):
     file = helper_file(tmp_path, per_round=100.0, total=1000.0)
     vote = TwoPartyGaussian(**QUESTION.settings())
-    file.admit(round_of(vote, number=0, columns=13), vote)
+    file.admit((round_of(vote, number=0, columns=13), vote))
     again = replace(vote, noise_multiplier=vote.noise_multiplier * (1 + 1e-6))
     with pytest.raises(Refused, match="every round is answered once"):
-        file.admit(round_of(again, number=0, columns=13), again)
+        file.admit((round_of(again, number=0, columns=13), again))
+    rival = replace(round_of(vote, number=0, columns=13), candidate=1)
+    file.admit((rival, vote))
+    with pytest.raises(Refused, match="every round is answered once"):
+        file.admit((replace(rival, nonce="d" * 32), vote))
     measured = replace(vote, question=EVALUATION)
     update = replace(vote, question="", clip=0.3)
-    file.admit(round_of(update, number=1, columns=13), update)
-    file.admit(round_of(measured, number=1, columns=13, nonce="b" * 32), measured)
+    file.admit((round_of(update, number=1, columns=13), update))
+    file.admit((round_of(measured, number=1, columns=13, nonce="b" * 32), measured))
     for one in (measured, update):
         with pytest.raises(Refused, match="every round is answered once"):
-            file.admit(round_of(one, number=1, columns=13, nonce="c" * 32), one)
+            file.admit((round_of(one, number=1, columns=13, nonce="c" * 32), one))
     for other, number in ((replace(vote, question="x"), 0), (vote, 3), (measured, 0)):
         with pytest.raises(Refused, match="comes before the first round"):
-            file.admit(round_of(other, number=number, columns=13), other)
+            file.admit((round_of(other, number=number, columns=13), other))
 
 
 def stop(record):

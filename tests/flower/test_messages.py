@@ -67,6 +67,7 @@ def test_a_request_arrives_as_it_was_sent():
         NodeRequest(2, "nonce", with_secure_noise(COUNTED), Sampling("poisson", 0.25), rounds=7, clients_per_node=4),
         NodeRequest(1, "nonce", with_secure_noise(PAPER), Sampling(), clients=(3, 0), clients_per_node=4),
         NodeRequest(1, "nonce", with_secure_noise(LocalGaussian(0.3, 0.7)), Sampling(), tau_eta_l=0.5),
+        NodeRequest(1, "nonce", with_secure_noise(COUNTED), Sampling(), candidate=7),
     ):
         record = given.to_record()
         assert isinstance(record, ConfigRecord)
@@ -86,11 +87,14 @@ def test_a_request_arrives_as_it_was_sent():
         ({"tau_eta_l": -1e-9}, "tau_eta_l"),
         ({"tau_eta_l": math.inf}, "tau_eta_l"),
         ({"tau_eta_l": math.nan}, "tau_eta_l is nan; it must be finite"),
-        ({"round": 0}, "round is 0; it must be a positive whole number"),
+        ({"round": 0}, "round is 0; it must be a whole number from 1"),
         ({"round": True}, "round"),
         ({"rounds": 0}, "rounds"),
         ({"rounds": 1.0}, "rounds"),
         ({"clients_per_node": 0}, "clients_per_node"),
+        ({"candidate": -1}, "candidate is -1; it must be a whole number from 0 to 7"),
+        ({"candidate": 1.0}, "candidate"),
+        ({"candidate": 8}, "candidate is 8; it must be a whole number from 0 to 7"),
         ({"clients": 3}, "clients"),
         ({"clients": [-1]}, "clients"),
         ({"clients": [1.0]}, "clients"),

@@ -190,7 +190,7 @@ def test_guard_show_says_what_was_spent_when_and_by_which_app_and_notices_a_rest
 def test_what_a_helper_has_spent_is_shown_as_a_sites_is(tmp_path):
     file = helper_file(tmp_path)
     for number in (1, 2, 3):
-        file.admit(round_of(number=number), MECHANISM)
+        file.admit((round_of(number=number), MECHANISM))
     shown = invoke("guard", "show", file.path)
     spent = compose([(MECHANISM.client_event(), 3)], 1e-5).epsilon
     assert f"3 charges, epsilon {spent:.4f} of 50 at delta 1e-05 (at most 10 a round)" in shown.output

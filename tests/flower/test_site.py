@@ -385,10 +385,11 @@ def test_a_helper_answers_in_its_own_process_and_starts_no_app(tmp_path, bundle,
     assert asked(asks="who").content.config_records[HELPER]["key"] == public_key(file)
     round_, units = round_of(run=str(node.run.run_id), nonce=NONCE), rows()
     messages = sent(round_, public_key(file), units)
-    fields = {"asks": "sum", "round": 1, "nonce": NONCE, "columns": round_.columns, "clip": round_.clip}
-    fields |= {"mechanism": round_.mechanism, "nodes": list(messages)}
+    fields = {"asks": "sum", "number": 1, "nonce": NONCE, "columns": round_.columns, "clip": round_.clip}
+    fields |= {"mechanism": round_.mechanism, "candidate": 0, "nodes": list(messages)}
     fields["seeds"] = [message.sealed for message in messages.values()]
     assert asked(**{**fields, "nodes": fields["nodes"][:1], "seeds": fields["seeds"][:1]}).has_error()
+    assert "has no candidate" in asked(**{**fields, "candidate": "0"}).error.reason
     assert charges(file) == 0
     answer = asked(**fields).content.array_records[REPORT]["vector"].numpy()
     assert (charges(file), stored(node)) == (1, 0)

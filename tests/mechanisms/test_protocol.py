@@ -40,7 +40,7 @@ def test_a_round_gives_the_sum_of_the_rows_and_the_helpers_noise_bit_for_bit(fil
     round_, units = round_of(), rows()
     messages = sent(round_, public_key(file), units)
     words = [message.words for message in messages.values()]
-    answer = file.helper(Silence).answer(round_, seeds(messages))
+    (answer,) = file.helper(Silence).answer((round_, seeds(messages)))
     assert torch.equal(from_words(unmask_sum(words, answer.words)), units.sum(0))
     assert answer.digest == set_digest(round_, seeds(messages))
     repeated = sent(round_, public_key(file), units)
@@ -53,11 +53,65 @@ def test_a_round_gives_the_sum_of_the_rows_and_the_helpers_noise_bit_for_bit(fil
     messages = sent(again, public_key(file), units)
     there = list(messages)[2:7]
     streams = iter([Streams(1).at("vector", 1), Streams(1).at("scalars", 1)])
-    noisy = file.helper(lambda: next(streams)).answer(again, seeds(messages, there))
+    (noisy,) = file.helper(lambda: next(streams)).answer((again, seeds(messages, there)))
     drawn = MECHANISM.noise_units(round_.columns, "helper", Streams(1).at("vector", 1), Streams(1).at("scalars", 1))
     words = [messages[node].words for node in there]
     assert torch.equal(from_words(unmask_sum(words, noisy.words)), units[2:7].sum(0) + drawn)
     assert charges(file) == 2
+
+
+def groups_of(file, *others, sizes=(4, 4)):
+    """A round for two groups of clients; `others` are changes of the second group's round. Also the clients' rows."""
+    rounds, units = [round_of(), *(round_of(**change) for change in others or ({"number": 1},))], rows()
+    messages = [sent(one, public_key(file), units[4 * n :], first=100 + 4 * n) for n, one in enumerate(rounds)]
+    chosen = [seeds(one)[:size] for one, size in zip(messages, sizes, strict=True)]
+    return list(zip(rounds, chosen, strict=True)), messages, units
+
+
+def test_the_groups_of_a_tournament_get_their_sums_for_one_charge(file):
+    groups, messages, units = groups_of(file)
+    for place, answer in enumerate(file.helper(Silence).answer(*groups)):
+        words = [messages[place][node].words for node, _ in groups[place][1]]
+        assert torch.equal(from_words(unmask_sum(words, answer.words)), units[4 * place : 4 * place + 4].sum(0))
+        assert answer.digest == set_digest(*groups[place])
+    assert charges(file) == 1
+    for again in groups:
+        with pytest.raises(InputError, match="every round is answered once"):
+            file.helper().answer(again)
+
+
+VOTE = replace(MECHANISM, clip=0.5, numerator=None, question="local rate")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ({}, {"number": 2}, "for the updates of one round"),
+        ({}, {"run": "another"}, "for the updates of one round"),
+        ({}, {"mechanism": replace(MECHANISM, noise_multiplier=3.0)}, "for the updates of one round"),
+        ({"number": 0, "mechanism": VOTE}, {"number": 0, "mechanism": VOTE}, "for the updates of one round"),
+        ({"nonce": "ab" * 16}, {"nonce": "ab" * 16}, "nonces must not repeat"),
+        ({}, {"mechanism": replace(MECHANISM, clip=2.0)}, "above this helper's max_clip"),
+    ],
+    ids=["rounds", "runs", "costs", "votes", "nonces", "clip"],
+)
+def test_groups_that_are_not_those_of_one_round_are_refused(first, second, words, file):
+    pair = [(round_of(**given), given.get("mechanism", MECHANISM)) for given in (first, second)]
+    with pytest.raises(Refused, match=words):
+        file.admit(*pair)
+    assert charges(file) == 0
+
+
+def test_a_client_is_in_one_group(file):
+    """The attack: the sums of two groups that share all clients but one are the row of that client."""
+    rounds, units, key = (round_of(), round_of()), rows(), public_key(file)
+    groups = [(one, seeds(sent(one, key, units))) for one in rounds]
+    with pytest.raises(InputError, match="a client is in the sets twice"):
+        file.helper().answer(groups[0], (rounds[1], groups[1][1][:-1]))
+    few, *_ = groups_of(file, sizes=(4, 3))
+    with pytest.raises(InputError, match="no fewer than 4"):
+        file.helper().answer(*few)
+    assert charges(file) == 0
 
 
 class HostileServer:
@@ -71,12 +125,12 @@ class HostileServer:
         return seeds(sent(round_, self.key, rows()))
 
     def ask(self, some=None, **change):
-        return self.helper.answer(replace(self.round, **change), self.everybody if some is None else some)
+        return self.helper.answer((replace(self.round, **change), self.everybody if some is None else some))
 
     def then(self, **change):
         """An honest round first, and then one whose clients sealed their seeds for it as well."""
         self.ask()
-        self.helper.answer(replace(self.round, **change), self.seeds(replace(self.round, **change)))
+        self.helper.answer((replace(self.round, **change), self.seeds(replace(self.round, **change))))
 
     def sealed(self, node, key):
         """A seed of the server's own."""
@@ -101,7 +155,7 @@ HOSTILE = {
     "repeated round": (lambda s: s.then(nonce="ab" * 16), "every round is answered once", 1),
     "two sets": (lambda s: (s.ask(), s.ask(s.everybody[:-1])), "every round is answered once", 1),
     "old nonce": (lambda s: s.then(number=2), "nonce was answered before", 1),
-    "old round": (lambda s: (s.helper.answer(r := round_of(number=5), s.seeds(r)), s.ask()), "rounds go up", 1),
+    "old round": (lambda s: (s.helper.answer((r := round_of(number=5), s.seeds(r))), s.ask()), "rounds go up", 1),
     "swapped clip": (lambda s: s.ask(clip=0.75, mechanism=encode(replace(MECHANISM, clip=0.75))), "don't open", 0),
     "clip beside the mechanism": (lambda s: s.ask(clip=0.75), "the mechanism says 0.5", 0),
     "less noise": (lambda s: s.ask(mechanism=encode(replace(MECHANISM, noise_multiplier=1.9))), "don't open", 0),
@@ -128,16 +182,16 @@ def test_a_bad_seed_is_named_and_the_others_may_be_asked_for_again(file):
     messages = sent(round_, public_key(file), rows())
     (node, _), *rest = seeds(messages)
     with pytest.raises(aggregation.BadSeeds) as refused:
-        file.helper().answer(round_, [(node, bytes(80)), *rest])
+        file.helper().answer((round_, [(node, bytes(80)), *rest]))
     assert refused.value.nodes == [node]
-    file.helper().answer(round_, rest)
+    file.helper().answer((round_, rest))
     assert charges(file) == 1
 
 
 def test_dropped_seeds_are_noticed_when_the_masks_are_taken_off(file):
     round_ = round_of()
     messages = sent(round_, public_key(file), rows())
-    answer = file.helper().answer(round_, seeds(messages)[1:])
+    (answer,) = file.helper().answer((round_, seeds(messages)[1:]))
     assert answer.digest != set_digest(round_, seeds(messages))
     total = unmask_sum([message.words for message in messages.values()], answer.words)
     with pytest.raises(InputError, match="a mask was not removed"):
@@ -155,7 +209,7 @@ def test_dropped_seeds_are_noticed_when_the_masks_are_taken_off(file):
 def test_each_limit_of_the_helpers_file_is_kept(tmp_path, limits, words):
     file, round_ = helper_file(tmp_path, **limits), round_of()
     with pytest.raises(InputError, match=words):
-        file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
+        file.helper().answer((round_, seeds(sent(round_, public_key(file), rows()))))
     assert charges(file) == 0
     assert file.ledger.exists() is ("total" in limits)
 
@@ -165,9 +219,9 @@ def test_a_row_that_would_fill_the_helpers_memory_is_refused_before_it_is_charge
     round_ = round_of(columns=2**32)
     sealed = [(node, seal(secrets.token_bytes(32), public_key(file), round_.info(node))) for node in range(CLIENTS)]
     with pytest.raises(InputError, match="above this helper's max_columns of 100000000"):
-        file.helper().answer(round_, sealed)
+        file.helper().answer((round_, sealed))
     assert charges(file) == 0
-    replace(file, max_columns=MECHANISM.columns(D)).admit(round_of(), MECHANISM)
+    replace(file, max_columns=MECHANISM.columns(D)).admit((round_of(), MECHANISM))
 
 
 def test_of_two_sets_that_are_asked_for_at_the_same_moment_one_is_answered(file):
@@ -176,7 +230,7 @@ def test_of_two_sets_that_are_asked_for_at_the_same_moment_one_is_answered(file)
 
     def ask(some):
         try:
-            return file.helper().answer(round_, some)
+            return file.helper().answer((round_, some))[0]
         except InputError as reason:
             return str(reason)
 
@@ -193,7 +247,7 @@ def test_two_servers_share_the_helpers_budget_and_its_nonces(tmp_path):
     for number, run in itertools.product(range(1, 50), ("theirs", "ours")):
         round_ = round_of(number=number, run=run, nonce=nonce if number == 1 else None)
         try:
-            file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
+            file.helper().answer((round_, seeds(sent(round_, public_key(file), rows()))))
             answered.append((number, run))
         except InputError as reason:
             refused.append(((number, run), str(reason)))
@@ -214,7 +268,7 @@ def test_an_old_back_up_of_the_helpers_ledger_is_refused(tmp_path):
 
     def ask(number):
         round_ = round_of(number=number)
-        return file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
+        return file.helper().answer((round_, seeds(sent(round_, public_key(file), rows()))))
 
     ask(1)
     back_up = {path: path.read_bytes() for path in tmp_path.glob("helper*") if path.is_file()}
@@ -233,6 +287,7 @@ def test_no_two_bindings_have_the_same_bytes():
             ("a", "a\0", "b"), (1, 2), ("00" * 16, "01" * 16), (6, 7), (MECHANISM, replace(MECHANISM, clip=0.25))
         )
     ]
+    rounds += [replace(round_, candidate=1) for round_ in rounds]
     infos = {round_.info(node) for round_ in rounds for node in (1, 2)}
     assert len(infos) == 2 * len(rounds)
     sets = ([(1, b"a"), (2, b"b")], [(1, b"b"), (2, b"a")], [(1, b"a"), (3, b"b")], [(1, b"a")])

@@ -181,18 +181,20 @@ def bind(
     rounds: int,
     secure: Secure,
     extras: Extras = Extras(),
-) -> tuple[Mechanism, Probe | None, Mechanism | None]:
-    """Build the mechanisms of a run: of its rounds, of the votes on an automatic rate, and of the evaluation by clients.
+) -> tuple[Mechanism, Probe | None, dict[str, Mechanism]]:
+    """Build the mechanisms of a run: of its rounds, of the votes on an automatic rate, and of other requests by purpose.
 
     Formal guarantee: all of them together stay within the target of the algorithm. The server and every node that receives its
-    settings build the same three mechanisms.
+    settings build the same mechanisms.
     """
     sampling, cohort = participation.sampling(population), participation.expected(population)
     extras = with_scale_votes(extras, algorithm, local, dimension, cohort, sampling, rounds, secure)
     asks, one_time = extra_releases(algorithm, local, rounds, sampling, extras)
     mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=asks, one_time=one_time)
-    measured = evaluation_mechanism(mechanism, rounds, sampling, extras.evaluations) if extras.evaluations else None
+    known = (mechanism, rounds, sampling)
+    others = {EVALUATION: evaluation_mechanism(*known, extras.evaluations)} if extras.evaluations else {}
+    others |= {CANDIDATE: candidate_vote(*known)} if extras.candidate_votes else {}
     if not asks:
-        return mechanism, None, measured
+        return mechanism, None, others
     noise_share = mechanism.noise_share(dimension, cohort) or 0.0
-    return mechanism, replace(make_probe(mechanism, rounds, sampling), noise_share=noise_share), measured
+    return mechanism, replace(make_probe(*known), noise_share=noise_share), others

@@ -31,7 +31,7 @@ from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import MAX_SHARE, Sums
-from dpfedexp.errors import LedgerError, require
+from dpfedexp.errors import LedgerError, RoundFailed, require
 from dpfedexp.mechanisms import Mechanism, Release
 
 LOCAL_RATE, IMPROVED_SO_FAR, PENDING = "rate.local", "rate.improved", "rate.pending"
@@ -104,6 +104,14 @@ class Cohort(ABC):
     def answer(self, request: Request) -> Answer:
         """Draw the participants and add up their reports. Raises `RoundFailed` where too few clients answer."""
 
+    def answers(self, requests: Sequence[Request]) -> list[Answer]:
+        """Answer the requests of a round, which go to disjoint groups of clients (`OneGroup`)."""
+        return [self.answer(request) for request in requests]
+
+    def of_candidates(self, cohorts: Sequence[Any]) -> Cohort:
+        """The cohort of a tournament, given that of each candidate, over the same clients."""
+        return self
+
     def control_variates(self, dimension: int) -> Tensor | None:
         """The initial control variates of SCAFFOLD's clients; None where the clients keep their own."""
         return None
@@ -115,6 +123,25 @@ class Cohort(ABC):
     def from_checkpoint(self, facts: Mapping[str, Any]) -> None:
         """Restore the facts of `to_checkpoint`."""
         return
+
+
+@dataclass
+class OneGroup:
+    """Check that in a round of a tournament no client answers for two candidates; the charge of the round depends on that."""
+
+    round: int = 0
+    taken: Tensor | None = None
+
+    def take(self, number: int, place: int, cohort: Tensor | list[int], present: int) -> None:
+        """Raise `RoundFailed` for a client that has answered for another candidate. A repeated round starts afresh."""
+        if self.taken is None or self.round != number or place == 0:
+            self.round, self.taken = number, torch.zeros(present, dtype=torch.bool)
+        if bool(self.taken[cohort].any()):
+            raise RoundFailed(
+                f"a client answered for two candidates in round {number}, which would cost twice what is charged; nothing "
+                "of this round was charged or released."
+            )
+        self.taken[cohort] = True
 
 
 @dataclass(frozen=True)
@@ -337,7 +364,8 @@ class Engine:
             mean = answer.true_squares / max(answer.sums.count, 1)
             extra["nonprivate_eta_target"] = step_size.target(mean, release.c_bar)
         seconds = time.perf_counter() - began
-        result = RoundResult(request.round, eta_g, state.radius, release.norm, seconds, {**extra, **answer.counts})
+        counts = {name: sum(one.counts[name] for _, one in answered) for name in answer.counts}
+        result = RoundResult(request.round, eta_g, state.radius, release.norm, seconds, {**extra, **counts})
         return replace(new, rivals={number: rival for number, (rival, _) in moved.items()}), result
 
     def evaluate(self, state: State, ledger: Ledger, budget: Budget | None = None) -> dict[str, float] | None:
@@ -381,7 +409,7 @@ class Engine:
         early = first.mechanism.is_local and self.cohort.is_remote
         if early:
             charge()
-        answers = [self.cohort.answer(request) for request in requests]
+        answers = self.cohort.answers(requests)
         if not early:
             charge()
         return [

@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dpfedexp.accounting.ledger import Ledger
 from dpfedexp.algorithms.round import State
+from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.modules import Layout
 from dpfedexp.engine import checkpoint, outlets, private_folder
 from dpfedexp.engine.checkpoint import DERIVED, Checkpoint, NamedValues, Progress
@@ -402,25 +403,18 @@ def _check_nothing_was_released(folder: Path) -> None:
 def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) -> RunDescription:
     """The description of a run with simulated clients; `more` are further settings that its result depends on."""
     task = simulation.task
+    tasks = [one.task for one in simulation.candidates or (simulation,)]
     settings = settings_of(
         engine,
-        task.layout,
+        [one.layout for one in tasks],
+        [one.local for one in tasks],
         rounds=rounds,
-        local=task.local,
         # None in a secure run: its shuffles come from a secret number, drawn again when the run resumes.
         seed=engine.seed,
         loss=task.loss,
         diagnostics=engine.diagnostics,
         **more,
     )
-    if (tournament := engine.tournament) is not None:
-        known = {"names": list(tournament.names), "phases": list(tournament.phases), "follows": tournament.follows}
-        settings |= checkpoint.flatten({"tournament": known})
-        candidates = zip(tournament.engines[1:], simulation.candidates[1:], strict=True)
-        for number, (own, one) in enumerate(candidates, start=1):
-            prefix = checkpoint.candidate_prefix(number)
-            of_candidate = settings_of(own, one.task.layout, local=one.task.local)
-            settings |= {prefix + name: value for name, value in of_candidate.items()}
     return RunDescription(
         engine,
         rounds,
@@ -434,13 +428,16 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
     )
 
 
-def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
-    """Name → JSON value of every setting that the result depends on."""
-    mechanism, evaluation, measured = engine.mechanism, engine.evaluation, {}
+def settings_of(
+    engine: Engine, layouts: Sequence[Layout], local: Sequence[LocalOptimizer | None] = (), **more: Any
+) -> NamedValues:
+    """Name → JSON value of every setting that the result depends on; `layouts` and `local` have an entry for each candidate."""
+    mechanism, evaluation, layout = engine.mechanism, engine.evaluation, layouts[0]
+    measured: dict[str, Any] = {"local": local[0]} if local else {}
     if evaluation is not None:
-        measured = {"evaluate": str(evaluation.metrics), checkpoint.EVALUATE_EVERY: evaluation.every}
+        measured |= {"evaluate": str(evaluation.metrics), checkpoint.EVALUATE_EVERY: evaluation.every}
         measured |= {"held_out": evaluation.held_out, "mechanism.evaluation": evaluation.mechanism}
-    return checkpoint.flatten(
+    found = checkpoint.flatten(
         {
             "algorithm": engine.algorithm,
             "mechanism": type(mechanism).__name__,
@@ -455,6 +452,16 @@ def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
             **more,
         }
     )
+    if (tournament := engine.tournament) is not None:
+        known = {"names": list(tournament.names), "phases": list(tournament.phases), "follows": tournament.follows}
+        found |= checkpoint.flatten({"tournament": known})
+        for number, own in enumerate(tournament.engines[1:], start=1):
+            prefix, of_candidate = (
+                checkpoint.candidate_prefix(number),
+                settings_of(own, layouts[number:], local[number:]),
+            )
+            found |= {prefix + name: value for name, value in of_candidate.items()}
+    return found
 
 
 def facts_of(

@@ -13,7 +13,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import resolve_algorithm
 from dpfedexp.algorithms.probe import Extras, bind, evaluation_count
 from dpfedexp.algorithms.round import Full, LargerCohort, Participation, larger_cohort, public_population, server_device
-from dpfedexp.core.client_metrics import ClientMetrics
+from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.local_rate import PRIOR_RATE
 from dpfedexp.core.losses import Loss, half_squared_error, resolve
@@ -139,11 +139,11 @@ def prepare(
         note = several if note is None else f"{note} {several}"
     dimension = task.layout.dimension
     extras = replace(extras, evaluations=evaluation_count(rounds, evaluate_every) if evaluate_every else 0)
-    mechanism, probe, asking = bind(algorithm, local, dimension, declared, everyone, int(rounds), secure, extras=extras)
+    mechanism, probe, others = bind(algorithm, local, dimension, declared, everyone, int(rounds), secure, extras=extras)
     scores, evaluation = None, None
-    if asking is not None:
+    if EVALUATION in others:
         scores = scores_of(task, measured_on, trainer, streams, unit)
-        evaluation = ClientEvaluation(asking, scores.metrics, evaluate_every, held_out)
+        evaluation = ClientEvaluation(others[EVALUATION], scores.metrics, evaluate_every, held_out)
     algorithm = resolve_algorithm(algorithm, local, mechanism, dimension, cohort)
     system = SystemStreams() if secure else None
     simulation = Simulation(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from dpfedexp.core.local_optimizer import Schedule, schedule, size_class
 from dpfedexp.core.local_rate import SCALES, best_rates, best_scale, moves, nearest_radii
 from dpfedexp.core.noise import Streams, SystemStreams
 from dpfedexp.core.sums import Sums, client_votes
-from dpfedexp.engine.engine import ANCHOR, BEFORE, Answer, Cohort, Request
+from dpfedexp.engine.engine import ANCHOR, BEFORE, Answer, Cohort, OneGroup, Request
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.machine import zero_rows
 from dpfedexp.trainers.client_losses import ClientLosses, ClientScores, all_rows
@@ -62,7 +63,7 @@ class Simulation(Cohort):
     ballots: Ballots | None = None
     scores: ClientScores | None = None
     candidates: tuple[Simulation, ...] = ()
-    _groups: OneGroup = field(default_factory=lambda: OneGroup())
+    _groups: OneGroup = field(default_factory=OneGroup)
 
     @property
     def noise(self) -> Streams | SystemStreams:
@@ -80,6 +81,9 @@ class Simulation(Cohort):
 
     def control_variates(self, dimension: int) -> Tensor | None:
         return zero_rows(self.present, dimension)
+
+    def of_candidates(self, cohorts: Sequence[Any]) -> Simulation:
+        return replace(self, candidates=tuple(cohorts))
 
     def answer(self, request: Request) -> Answer:
         return self.collect(request, self.drawn(request))
@@ -317,25 +321,6 @@ class Simulation(Cohort):
         tau_eta_l = self.task.local.tau_eta_l(steps.to(delta.device).float())[:, None]
         old = client_controls[clients].to(delta.device)
         return clients, (old - control.float().to(delta.device) - delta / tau_eta_l).cpu()
-
-
-@dataclass
-class OneGroup:
-    """Check that in a round of a tournament no client answers for two candidates; the charge of the round depends on that."""
-
-    round: int = 0
-    taken: Tensor | None = None
-
-    def take(self, number: int, place: int, cohort: Tensor, present: int) -> None:
-        """Raise `RoundFailed` for a client that has answered for another candidate. A repeated round starts afresh."""
-        if self.taken is None or self.round != number or place == 0:
-            self.round, self.taken = number, torch.zeros(present, dtype=torch.bool)
-        if bool(self.taken[cohort].any()):
-            raise RoundFailed(
-                f"a client answered for two candidates in round {number}, which would cost twice what is charged; nothing "
-                "of this round was charged or released."
-            )
-        self.taken[cohort] = True
 
 
 def _check_unchanged(w: Tensor) -> Callable[..., None]:

@@ -11,12 +11,12 @@ from dpfedexp.algorithms.probe import MOST_CANDIDATES, Extras, candidate_vote
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.local_rate import scale_rounds
 from dpfedexp.engine.engine import Engine, Tournament
-from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, checked, is_number, require
 
 LENGTHS = (5, 3, 2)
 """Rounds of the last phase, of the phase before it, and of each earlier phase, in a run of `USUAL_ROUNDS` rounds."""
 USUAL_ROUNDS = 50
+Comparison = tuple[tuple[tuple[int, int], ...], dict[int, tuple[int, float]], Extras]
 
 
 @checked
@@ -25,14 +25,14 @@ class Candidate:
     """Settings that a run compares with others; None means the setting of the run.
 
     Args:
-        model: another network, with its own initial parameters, frozen layers or augmentation.
+        model: another network, with its own initial parameters, frozen layers or augmentation; on Flower its name.
         local: another local optimizer, rate, number of steps or batch size.
         algorithm: another algorithm, server rule or clip quantile; a round must cost the same ε.
         rate: a factor on the local rate and the first clip that the clients' votes choose; only for an automatic rate.
         name: its name in the history and the statement; by default the settings that differ.
     """
 
-    model: nn.Module | None = None
+    model: nn.Module | str | None = None
     local: LocalOptimizer | None = None
     algorithm: Algorithm | None = None
     rate: float = 1.0
@@ -45,7 +45,7 @@ class Candidate:
     @property
     def label(self) -> str:
         parts = [
-            "" if self.model is None else type(self.model).__name__,
+            self.model if isinstance(self.model, str) else "" if self.model is None else type(self.model).__name__,
             "" if self.local is None else repr(self.local),
             "" if self.algorithm is None else self.algorithm.name,
             "" if self.rate == 1.0 else f"{self.rate:g} times the voted rate",
@@ -93,25 +93,16 @@ def phases_of(candidates: int, rounds: int) -> tuple[tuple[int, int], ...]:
     return tuple(zip(ends, stays, strict=True))
 
 
-def compared(
-    candidates: Sequence[Candidate],
-    local: LocalOptimizer,
-    rounds: int,
-    prepared: Callable[[Candidate, Extras], tuple[Engine, str | None]],
-) -> tuple[Engine, str | None]:
-    """Build the engine of a run that chooses one of the candidates; also return a note for the user, or None.
+def plan_comparison(candidates: Sequence[Candidate], local: LocalOptimizer | None, rounds: int) -> Comparison:
+    """Return `phases` and `follows` of a `Tournament`, and its votes. `local` is for candidates without their own optimizer.
 
-    Args:
-        candidates: the candidates to compare.
-        local: the local optimizer of candidates without their own.
-        rounds: the number of rounds of the whole run.
-        prepared: maps a candidate and the extra votes of the run to its engine and a note.
+    They depend on the settings alone, so the simulator, a server and its nodes compute the same.
     """
     phases = phases_of(len(candidates), rounds)
     follows: dict[int, tuple[int, float]] = {}
     leaders: dict[Any, int] = {}
-    keys = [(id(one.model), one.local, one.algorithm) for one in candidates]
-    automatic = [(one.local or local).automatic for one in candidates]
+    keys = [(one.model, one.local, one.algorithm) for one in candidates]
+    automatic = [own is not None and own.automatic for own in (one.local or local for one in candidates)]
     for number, one in enumerate(candidates):
         key = keys[number]
         leader = leaders.setdefault(key, number)
@@ -125,11 +116,28 @@ def compared(
             follows[number] = (leader, one.rate)
     require(
         all(leader not in follows for leader, _ in follows.values()),
-        "candidates with a factor on the rate need one with the voted rate itself, Candidate(), before them.",
+        "candidates with a factor on the rate need one with the voted rate itself (rate 1.0), such as Candidate(), before them.",
     )
     votes = sum(automatic[number] for number in range(len(candidates)) if number not in follows)
     staying = [min([sum(automatic), *(stay for last, stay in phases if last <= n)]) for n in scale_rounds(rounds)]
-    extras = Extras(rate_votes=votes, scale_votes=sum(staying), candidate_votes=len(phases))
+    return phases, follows, Extras(rate_votes=votes, scale_votes=sum(staying), candidate_votes=len(phases))
+
+
+def compared(
+    candidates: Sequence[Candidate],
+    local: LocalOptimizer | None,
+    rounds: int,
+    prepared: Callable[[Candidate, Extras], tuple[Engine, str | None]],
+) -> tuple[Engine, str | None]:
+    """Build the engine of a run that chooses one of the candidates; also return a note for the user, or None.
+
+    Args:
+        candidates: the candidates to compare.
+        local: the local optimizer of candidates without their own.
+        rounds: the number of rounds of the whole run.
+        prepared: maps a candidate and the extra votes of the run to its engine and a note.
+    """
+    phases, follows, extras = plan_comparison(candidates, local, rounds)
     engines: list[Engine] = []
     notes: list[str] = []
     for number, one in enumerate(candidates):
@@ -150,8 +158,7 @@ def compared(
             f"a round of candidate {one.label!r} does not cost what one of {candidates[0].label!r} costs; compare candidates with "
             "the same mechanism and target.",
         )
-    simulations = tuple(cast(Simulation, engine.cohort) for engine in engines)
     vote = candidate_vote(first.mechanism, rounds, first.sampling)
     tournament = Tournament(tuple(engines), tuple(one.label for one in candidates), phases, vote, follows)
-    cohort = replace(simulations[0], candidates=simulations)
+    cohort = first.cohort.of_candidates([engine.cohort for engine in engines])
     return replace(first, cohort=cohort, tournament=tournament), " ".join(dict.fromkeys(notes)) or None

@@ -154,7 +154,7 @@ def train(
 
         def prepared(one: Candidate, extras: Extras) -> tuple[Engine, str | None]:
             return prepare(
-                one.model or model,
+                cast(nn.Module, one.model or model),
                 clients,
                 one.algorithm or algorithm,
                 local=one.local or local,
@@ -173,7 +173,7 @@ def train(
         engine, note = compared(named, local, rounds, prepared) if named else prepared(Candidate(), Extras())
         simulation = cast(Simulation, engine.cohort)
         simulations = simulation.candidates or (simulation,)
-        models = [one.model or model for one in named or [Candidate()]]
+        models = [cast(nn.Module, one.model or model) for one in named or [Candidate()]]
         trainer = simulation.trainer.name
 
         def filled(candidate: int, w: torch.Tensor) -> nn.Module:

@@ -171,9 +171,10 @@ def _own_deployment(app: Path, written: dict[str, Any], given: dict[str, Any]) -
 
 def _check_settings(written: dict[str, Any], given: dict[str, Any]) -> None:
     """Raise `InputError` for settings that the server app would refuse later, and for overrides that Flower would ignore."""
-    from dpfedexp.flower.app_settings import read_settings
+    from dpfedexp.flower.app_settings import read_candidates, read_settings
 
     read_settings({**written, **given})
+    read_candidates({**written, **given})
     for name in given:
         if name not in written:
             section, _, key = name.rpartition(".")

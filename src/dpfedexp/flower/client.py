@@ -26,8 +26,8 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,7 +37,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor, nn
 
-from dpfedexp.algorithms.probe import CLIP, RATE, SCALE, UPDATE, Extras, Probe, bind, evaluation_count
+from dpfedexp.algorithms.probe import CANDIDATE, CLIP, RATE, SCALE, UPDATE, Extras, bind, evaluation_count
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import clip
@@ -49,14 +49,15 @@ from dpfedexp.core.noise import ChaChaNoise, Noise, Streams, to_words
 from dpfedexp.core.sums import client_votes
 from dpfedexp.data import Federation
 from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE, Request
-from dpfedexp.engine.fit import rounds_for
+from dpfedexp.engine.fit import DEFAULT_ROUNDS, LOW_NOISE_ROUNDS, rounds_for
+from dpfedexp.engine.tournament import Candidate, plan_comparison
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower import messages
-from dpfedexp.flower.app_settings import read_settings
+from dpfedexp.flower.app_settings import model_named, models_by_name, read_candidates, read_settings
 from dpfedexp.flower.guard import Guard, HelperFile, Refused, node_charge, total
 from dpfedexp.flower.messages import BALLOTS, CONTROL, HELPER, MODEL, REPORT, ROWS, NodeRequest, refusal, to_flat
 from dpfedexp.mechanisms import Mechanism, Report
-from dpfedexp.mechanisms.aggregation import BadSeeds, RoundBinding, check_public, mask_row
+from dpfedexp.mechanisms.aggregation import BadSeeds, RoundBinding, Seeds, check_public, mask_row
 from dpfedexp.mechanisms.base import with_secure_noise
 from dpfedexp.mechanisms.serialization import decode, encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
@@ -277,8 +278,8 @@ def masked_content(report: Report, request: NodeRequest, sender: Sender) -> Reco
 
 def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> Message | None:
     """The reply to a message for a two-party helper; None for any other message. `run` is from this node's SuperNode."""
-    record = message.content.config_records.get(HELPER)
-    if record is None:
+    records = message.content.config_records
+    if (record := records.get(HELPER)) is None:
         return None
     try:
         file = HelperFile.of_node(node_config)
@@ -287,9 +288,10 @@ def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> 
         helper = file.helper()
         if record.get("asks") == "who":
             return Message(RecordDict({HELPER: ConfigRecord({"key": helper.key.public})}), reply_to=message)
-        answer = helper.answer(*_asked(record, run))
-        words = ArrayRecord({"vector": messages.as_array(np.ascontiguousarray(answer.words, dtype="<u8"))})
-        fields = ConfigRecord({"nonce": str(record["nonce"]), "digest": answer.digest})
+        answers = helper.answer(*(_asked(records[name], run) for name in sorted(records) if name.startswith(HELPER)))
+        sums = np.concatenate([answer.words for answer in answers])
+        words = ArrayRecord({"vector": messages.as_array(np.ascontiguousarray(sums, dtype="<u8"))})
+        fields = ConfigRecord({"digests": [answer.digest for answer in answers]})
         return Message(RecordDict({REPORT: words, HELPER: fields}), reply_to=message)
     except BadSeeds as reason:
         _log.warning("this helper refused a request: %s", reason)
@@ -302,19 +304,18 @@ def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> 
         return refusal(message, "the helper failed; see its log.")
 
 
-def _asked(record: ConfigRecord, run: str) -> tuple[RoundBinding, list[tuple[int, bytes]]]:
+def _asked(record: ConfigRecord, run: str) -> tuple[RoundBinding, Seeds]:
     """Parse a request to the helper, which may hold anything: the round and its clients' seeds."""
     values: dict[str, Any] = dict(record)
-    kinds = {"round": int, "nonce": str, "columns": int, "clip": float, "mechanism": str, "nodes": list, "seeds": list}
-    for name, kind in kinds.items():
+    kinds = {"number": int, "nonce": str, "columns": int, "clip": float, "mechanism": str, "candidate": int}
+    for name, kind in {**kinds, "nodes": list, "seeds": list}.items():
         if not isinstance(values.get(name), kind):
             raise InputError(f"the request to the helper has no {name}, or one of another kind.")
     nodes, seeds = values["nodes"], values["seeds"]
     right = len(nodes) == len(seeds) and all(isinstance(seed, bytes) for seed in seeds)
     if not right or not all(isinstance(node, int) and 0 <= node < 2**64 for node in nodes):
         raise InputError("the request to the helper must name a client for every seed.")
-    round_ = RoundBinding(run, values["round"], values["nonce"], values["columns"], values["clip"], values["mechanism"])
-    return round_, list(zip(nodes, seeds, strict=True))
+    return RoundBinding(run, *(values[name] for name in kinds)), list(zip(nodes, seeds, strict=True))
 
 
 def fresh_streams() -> Streams:
@@ -326,7 +327,7 @@ def fresh_streams() -> Streams:
 def answer(
     message: Message,
     context: Context,
-    model: nn.Module,
+    model: nn.Module | dict[str, nn.Module],
     clients: Clients | tuple[Tensor, Tensor],
     *,
     local: LocalOptimizer | None = None,
@@ -340,16 +341,21 @@ def answer(
     Args:
         message: the server's message.
         context: Flower's context, with the run's configuration.
-        model: a module with the server's layout, on the device to train on; its parameters are replaced by the server's.
+        model: a module with the server's layout, on the device to train on; its parameters are replaced by the server's. Or
+            several by name, for the candidates of the run's configuration.
         clients: the client's (inputs, targets), or a `Federation` for a node with several clients.
         local: the local optimizer; by default that of the run's configuration.
         loss: a name, or a function (outputs, targets) → one loss per example; by default the usual loss for the targets.
     """
     request = NodeRequest.from_message(message)
-    optimizer = read_settings(context.run_config)[1].build_local() if local is None else local
-    asked, layout = torch.tensor(request.clients or (0,)), Layout.of(model)
+    usual = read_settings(context.run_config)[1].build_local() if local is None else local
+    candidates = read_candidates(context.run_config) or (Candidate(),)
+    require(request.candidate < len(candidates), f"the run's configuration has no candidate {request.candidate}.")
+    trained: list[tuple[nn.Module, Any]] = [(model_named(model, one), one.local or usual) for one in candidates]
+    net, optimizer = trained[request.candidate]
+    asked, layout = torch.tensor(request.clients or (0,)), Layout.of(net)
     w = to_flat(message.content.array_records[MODEL], layout, torch.float32)
-    layout.write(model, w)
+    layout.write(net, w)
     held = _node_clients(clients)
     measured = str(context.run_config.get("federation.evaluate", ""))
     metrics = ClientMetrics.parse(measured) if measured else None
@@ -367,22 +373,29 @@ def answer(
     if held is None or used is None or int(used.sizes[asked].sum()) == 0:
         rows, ballots = torch.zeros(request.shape(len(w))), None
     else:
-        simulation = _simulation(model, held, optimizer, loss, alone=not request.clients)
+        question = _engine_request(message, request, [Layout.of(one) for one, _ in trained], w, optimizer)
+        own = {n: _simulation(*trained[n], held, loss, alone=not request.clients) for n in question.state.players}
+        simulation = own[request.candidate]
+        if request.purpose == CANDIDATE:
+            simulation = replace(simulation, candidates=tuple(own.get(n, simulation) for n in range(len(trained))))
         if request.purpose == EVALUATION or (metrics is not None and request.round <= 1):
             # Checked in the first round too, so that a wrong configuration fails before rounds are charged.
             simulation = _with_metrics(simulation, metrics, used)
-        rows, ballots = _rows_and_ballots(simulation, _engine_request(message, request, layout, w, optimizer), asked)
+        rows, ballots = _rows_and_ballots(simulation, question, asked)
     content = RecordDict({ROWS: ArrayRecord({"rows": messages.as_array(rows.numpy())})})
     if ballots is not None:
         content[BALLOTS] = MetricRecord({IMPROVED.name: ballots.tolist()})
     return Message(content, reply_to=message)
 
 
-def try_training(model: nn.Module, clients: Clients | tuple[Tensor, Tensor], loss: str | Loss | None) -> None:
+def try_training(
+    model: nn.Module | dict[str, nn.Module], clients: Clients | tuple[Tensor, Tensor], loss: str | Loss | None
+) -> None:
     """Raise an error if a model can't be trained on a node's data; nothing leaves this function."""
     held = _node_clients(clients)
-    if held is not None:
-        _simulation(model, held, Sgd(lr=0.1, steps=1), loss, alone=isinstance(clients, tuple))
+    for one in models_by_name(model).values():
+        if held is not None:
+            _simulation(one, Sgd(lr=0.1, steps=1), held, loss, alone=isinstance(clients, tuple))
 
 
 def _node_clients(clients: Clients | tuple[Tensor, Tensor]) -> Clients | None:
@@ -393,7 +406,7 @@ def _node_clients(clients: Clients | tuple[Tensor, Tensor]) -> Clients | None:
 
 
 def _simulation(
-    model: nn.Module, clients: Clients, local: LocalOptimizer, loss: str | Loss | None, *, alone: bool
+    model: nn.Module, local: LocalOptimizer, clients: Clients, loss: str | Loss | None, *, alone: bool
 ) -> Simulation:
     """A simulation of the node's clients; several clients are isolated as in a secure run."""
     # Imported here, because every message starts a new process, and one client's training needs less of the library.
@@ -431,10 +444,11 @@ def _with_metrics(simulation: Simulation, metrics: ClientMetrics | None, rows: C
 
 
 def _engine_request(
-    message: Message, request: NodeRequest, layout: Layout, w: Tensor, local: LocalOptimizer
+    message: Message, request: NodeRequest, layouts: Sequence[Layout], w: Tensor, local: LocalOptimizer
 ) -> Request:
     """The engine's request, rebuilt from the server's message for the simulation of the node's clients."""
-    correction = message.content.array_records.get(messages.CORRECTION)
+    arrays, layout, candidate = message.content.array_records, layouts[request.candidate], request.candidate
+    correction = arrays.get(messages.CORRECTION)
     pull = None if correction is None else to_flat(correction, layout, torch.float32)
     controls = None if pull is None else torch.zeros(1, len(w))
     memory = {}
@@ -445,11 +459,14 @@ def _engine_request(
         )
         memory = {LOCAL_RATE: torch.tensor(request.local_rate or 0.0, dtype=torch.float64)}
         if request.purpose == SCALE:
-            anchor = message.content.array_records.get(messages.ANCHOR_MODEL)
+            anchor = arrays.get(messages.ANCHOR_MODEL)
             if anchor is None:
                 raise InputError("the server asks for a vote on the rate's scale, and sends no anchor.")
             memory[ANCHOR] = to_flat(anchor, layout, torch.float32)
-    state = State(request.round, w, (w,), request.mechanism.clip, {}, pull, controls, memory)
+    state = State(request.round, w, (w,), request.mechanism.clip, {}, pull, controls, memory, candidate)
+    names = {n: f"{MODEL}.{n}" for n in range(len(layouts)) if request.purpose == CANDIDATE and n != candidate}
+    others = {n: to_flat(arrays[name], layouts[n], torch.float32) for n, name in names.items() if name in arrays}
+    state = replace(state, rivals={n: replace(state, w=v, recent=(v,), candidate=n) for n, v in others.items()})
     return Request(request.purpose, request.round, state, request.mechanism, shake=request.shake)
 
 
@@ -467,26 +484,28 @@ def _rows_and_ballots(simulation: Simulation, question: Request, asked: Tensor) 
 
 @dataclass(frozen=True)
 class AnnouncedLimits:
-    """The limits that a run announces: its mechanism, number of rounds and clients per node.
+    """The limits that a run announces: its mechanisms, numbers of rounds, votes and evaluations, and clients per node.
 
     A run announces them in its configuration (`context.run_config`), which Flower fixes when the run is created, or in its first
     request if the configuration has no sections of this library. Later requests must not have another kind of mechanism, a higher
-    cost, a larger clip (unless the clip is adaptive) or more clients of a node. A node answers at most as many requests as rounds
-    were announced, because a repeated round is charged again. Updates without clip and noise leave it only if the configuration
+    cost, a larger clip (unless the clip is adaptive) or more clients of a node. A client answers at most as many requests as were
+    announced, because a repeated round is charged again. Updates without clip and noise leave a node only if the configuration
     announces an algorithm without privacy. The limits are in `context.state`, for one run; simultaneous messages may count as one.
     """
 
     mechanism: Mechanism
     rounds: int
     clients_per_node: int
-    probe: Probe | None = None
-    evaluation: Mechanism | None = None
-    evaluations: int = 0
+    others: Mapping[str, tuple[Mechanism, int]] = field(default_factory=dict)
+    """The mechanism of votes and evaluations, and how often a client answers them, by purpose."""
+    candidates: int = 1
 
     @staticmethod
-    def of_run(run_config: Mapping[str, Any], dimension: int) -> AnnouncedLimits | None:
-        """The limits in a run's configuration; None for a configuration without sections of this library."""
-        return _announced(tuple(run_config.items()), dimension)
+    def of_run(
+        run_config: Mapping[str, Any], dimension: int, candidate: int = 0, rounds: int = 0
+    ) -> AnnouncedLimits | None:
+        """The limits in a run's configuration for a candidate; None for a configuration without sections of this library."""
+        return _announced(tuple(run_config.items()), dimension, candidate, rounds)
 
     @staticmethod
     def of_request(request: NodeRequest) -> AnnouncedLimits:
@@ -497,28 +516,18 @@ class AnnouncedLimits:
             )
         return AnnouncedLimits(request.mechanism, request.rounds, request.clients_per_node)
 
-    def answers(self, purpose: str) -> int:
-        """The number of times that a node answers a request for this purpose."""
-        if purpose == SCALE:
-            return 0 if self.probe is None else len(self.probe.scale_rounds)
-        return {UPDATE: self.rounds, EVALUATION: self.evaluations}.get(purpose, 1)
-
-    def check(self, request: NodeRequest) -> None:
-        """Raise `Refused` if the request exceeds these limits."""
-        promised = self.mechanism
-        if request.purpose == EVALUATION:
-            if self.evaluation is None:
-                raise Refused("the server asks for an evaluation, which this run did not announce.")
-            promised = self.evaluation
-        elif request.purpose != UPDATE:
-            if self.probe is None or (request.purpose == CLIP and not self.mechanism.adapts_clip):
-                raise Refused(f"the vote {request.purpose!r} is not one that this run announced.")
-            promised = self.probe.mechanism(request.purpose)
+    def check(self, request: NodeRequest) -> int:
+        """Return how often a client answers requests for this purpose; raise `Refused` if the request exceeds these limits."""
+        promised, often = {UPDATE: (self.mechanism, self.rounds), **self.others}.get(request.purpose, (None, 0))
+        if promised is None:
+            raise Refused(f"the server asks for {request.purpose!r}, which this run did not announce.")
+        if request.candidate >= self.candidates:
+            raise Refused(f"candidate {request.candidate} is not one of the {self.candidates} that this run announced.")
         kind, announced_kind = request.mechanism.kind, promised.kind
         if kind != announced_kind:
             raise Refused(f"mechanism {kind!r} is not the one that this run announced, {announced_kind!r}.")
-        if request.size > self.clients_per_node:
-            raise Refused(f"the request is for {request.size} clients, and this run announced {self.clients_per_node}.")
+        if (clients := max(request.clients, default=0) + 1) > self.clients_per_node:
+            raise Refused(f"the request is for {clients} clients, and this run announced {self.clients_per_node}.")
         event, announced = request.mechanism.client_event(), promised.client_event()
         if not event.strength <= announced.strength * _ROUNDING:
             cost, limit = (total([(e, 1)], _DELTA) for e in (event, announced))
@@ -532,23 +541,39 @@ class AnnouncedLimits:
         clip, most = request.mechanism.clip, promised.clip
         if not (promised.adapts_clip or clip <= most * _ROUNDING):
             raise Refused(f"clip {clip:g} is above the {most:g} that this run announced.")
+        return often
 
 
 @lru_cache(maxsize=16)
-def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> AnnouncedLimits | None:
+def _announced(
+    run_config: tuple[tuple[str, Any], ...], dimension: int, candidate: int, asked_rounds: int
+) -> AnnouncedLimits | None:
     """The limits of a configuration, cached: calibration takes seconds, and Flower's simulation has many nodes per process."""
     try:
         federation, settings = read_settings(dict(run_config))
         algorithm, participation = settings.build_algorithm(), settings.build_participation()
-        rounds = federation.rounds
-        if rounds == "auto":
+        local, candidates, rounds = settings.build_local(), read_candidates(dict(run_config)), federation.rounds
+        # An automatic number of rounds depends on the first model, which is not in every message.
+        if rounds == "auto" and candidates and asked_rounds in (DEFAULT_ROUNDS, LOW_NOISE_ROUNDS):
+            rounds = asked_rounds
+        elif rounds == "auto":
             rounds = rounds_for(algorithm, dimension, federation.clients, participation)
         many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
+        extras = plan_comparison(candidates, local, rounds)[2] if candidates else Extras()
+        extras = replace(extras, evaluations=many)
+        for one in candidates[candidate : candidate + 1]:
+            algorithm, local = one.algorithm or algorithm, one.local or local
         whole = (dimension, federation.clients, participation, rounds, algorithm.private)
-        mechanism, probe, evaluation = bind(algorithm, settings.build_local(), *whole, extras=Extras(many))
+        mechanism, probe, others = bind(algorithm, local, *whole, extras=extras)
     except InputError:
         return None
-    return AnnouncedLimits(mechanism, rounds, federation.clients_per_node, probe, evaluation, many)
+    often = {EVALUATION: many, CANDIDATE: extras.candidate_votes}
+    if probe is not None:
+        scales = len(probe.scale_rounds) if extras.scale_votes is None else extras.scale_votes
+        often |= {RATE: extras.rate_votes, CLIP: extras.rate_votes * mechanism.adapts_clip, SCALE: scales}
+        others |= {purpose: probe.mechanism(purpose) for purpose in (RATE, CLIP, SCALE) if often[purpose]}
+    asked = {purpose: (one, often[purpose]) for purpose, one in others.items()}
+    return AnnouncedLimits(mechanism, rounds, federation.clients_per_node, asked, max(1, len(candidates)))
 
 
 def admit_announced(request: NodeRequest, context: Context, dimension: int) -> None:
@@ -556,25 +581,28 @@ def admit_announced(request: NodeRequest, context: Context, dimension: int) -> N
     # Keyed by run: Flower passes the state of one run to the next run of the same series.
     name = f"{_ANNOUNCED_LIMITS}.{context.run_id}"
     kept: dict[str, Any] = dict(context.state.config_records.get(name) or {})
-    if kept.get("dimension", dimension) != dimension:
-        raise Refused(f"the model has {dimension} parameters, and had {kept['dimension']} when this run began.")
+    sized = f"dimension {request.candidate}"
+    if kept.get(sized, dimension) != dimension:
+        raise Refused(f"the model has {dimension} parameters, and had {kept[sized]} when this run began.")
     # Flower fixes a run's configuration when the run is created.
-    announcement = AnnouncedLimits.of_run(context.run_config, dimension)
+    announcement = AnnouncedLimits.of_run(context.run_config, dimension, request.candidate, request.rounds)
     if announcement is None and kept:
         mechanism = with_secure_noise(decode(kept["mechanism"]))
         announcement = AnnouncedLimits(mechanism, kept["rounds"], kept["clients_per_node"])
     announcement = announcement or AnnouncedLimits.of_request(request)
+    if kept.get("rounds", announcement.rounds) != announcement.rounds:
+        raise Refused(f"the run has {announcement.rounds} rounds, and had {kept['rounds']} when it began.")
     update = request.purpose == UPDATE
-    allowed = announcement.answers(request.purpose)
-    counter = "answers" if update else request.purpose
-    answers = kept.get(counter, 0)
-    announcement.check(request)
-    if answers >= allowed:
+    counter, allowed = "answers" if update else request.purpose, announcement.check(request)
+    answers, asked = list(kept.get(counter, [0] * announcement.clients_per_node)), request.clients or (0,)
+    if (most := max(answers[client] for client in asked)) >= allowed:
         raise Refused(
-            f"this node has answered {answers} times, as often as this run announced rounds; a repeated round is charged again."
+            f"this node has answered {most} times, as often as this run announced rounds; a repeated round is charged again."
             if update
             else f"this node has answered {request.purpose!r} as often as this run announced; a repeated answer is charged again."
         )
+    for client in asked:
+        answers[client] += 1
     if not kept:
         _log.info(
             "This node has no guard file and joins a run of %d rounds with mechanism %r: epsilon %.4g a round at delta %g",
@@ -586,7 +614,7 @@ def admit_announced(request: NodeRequest, context: Context, dimension: int) -> N
     said: dict[str, Any] = {
         "mechanism": encode(announcement.mechanism),
         "rounds": announcement.rounds,
-        "dimension": dimension,
+        sized: dimension,
     }
-    said |= {"clients_per_node": announcement.clients_per_node, counter: answers + 1}
+    said |= {"clients_per_node": announcement.clients_per_node, counter: answers}
     context.state[name] = ConfigRecord({**kept, **said})

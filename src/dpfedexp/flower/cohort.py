@@ -14,21 +14,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms.probe import SCALE, UPDATE, bin_count
+from dpfedexp.algorithms.probe import CANDIDATE, SCALE, UPDATE, bin_count
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.modules import Layout
 from dpfedexp.core.noise import Noise, Words
 from dpfedexp.core.sums import Sums
-from dpfedexp.engine.engine import ANCHOR, Answer, Cohort, Request
+from dpfedexp.engine.engine import ANCHOR, Answer, Cohort, OneGroup, Request
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.flower import messages as wire
 from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.mechanisms import Mechanism, Release
-from dpfedexp.mechanisms.aggregation import SEALED_BYTES, MaskedRow, RoundBinding, server_release, set_digest
+from dpfedexp.mechanisms.aggregation import SEALED_BYTES, MaskedRow, RoundBinding, Seeds, server_release, set_digest
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 _log = logging.getLogger("flwr")
@@ -140,17 +141,24 @@ def participants_after(connected: Sequence[int], bound: tuple[int, ...], count: 
     return (*bound, *free[: max(0, count - len(bound))])
 
 
-def choose(nodes: Sequence[int], clients_per_node: int, sampling: Sampling) -> dict[int, tuple[int, ...]]:
-    """Choose the clients of one round, from system entropy; returns the chosen clients by node.
+def choose(
+    nodes: Sequence[int], clients_per_node: int, sampling: Sampling, groups: int = 1, *, equal: bool = True
+) -> list[dict[int, list[int]]]:
+    """Choose the clients of one round and divide them into disjoint groups, from system entropy; each maps nodes to clients.
 
     With full participation these are all clients; otherwise each client independently with probability `sampling.rate`.
-    A node none of whose clients is chosen is left out.
+    With `equal`, groups have the same size up to one client; otherwise a client's group does not depend on other clients.
+    A node none of whose clients is in a group is left out.
     """
-    if sampling.kind == "full":
-        return {node: tuple(range(clients_per_node)) for node in nodes}
-    entropy = secrets.SystemRandom()
-    drawn = {node: tuple(c for c in range(clients_per_node) if entropy.random() < sampling.rate) for node in nodes}
-    return {node: clients for node, clients in drawn.items() if clients}
+    entropy, full = secrets.SystemRandom(), sampling.kind == "full"
+    everyone = [(node, client) for node in nodes for client in range(clients_per_node)]
+    drawn = [one for one in everyone if full or entropy.random() < sampling.rate]
+    places = [number % groups if equal else entropy.randrange(groups) for number in range(len(drawn))]
+    entropy.shuffle(places)
+    found: list[dict[int, list[int]]] = [{} for _ in range(groups)]
+    for place, (node, client) in zip(places, drawn, strict=True):
+        found[place].setdefault(node, []).append(client)
+    return found
 
 
 def exchange(grid: Grid, messages: Sequence[Message], seconds: float, poll: float = 0.5) -> list[Message]:
@@ -249,8 +257,9 @@ class FlowerCohort(Cohort):
     """The nodes connected to a SuperLink, as the engine's cohort.
 
     Attributes:
+        layouts: the layout of each candidate's model; of the only model without a tournament.
         clients: the public number of clients.
-        min_reply_fraction: the fraction of the asked clients whose answers must be valid.
+        min_reply_fraction: the fraction of the asked clients whose answers must be valid, in each group of a tournament.
         timeout: seconds to wait for replies in a round.
         tau_eta_l: τη_l for SCAFFOLD.
         config: configuration for the app's function, sent with every message.
@@ -260,7 +269,7 @@ class FlowerCohort(Cohort):
     cpu_is_idle = True
 
     grid: Grid
-    layout: Layout
+    layouts: tuple[Layout, ...]
     participants: Participants
     clients: int
     sampling: Sampling
@@ -270,6 +279,8 @@ class FlowerCohort(Cohort):
     clients_per_node: int = 1
     tau_eta_l: float | None = None
     config: ConfigRecord = field(default_factory=ConfigRecord)
+    _taken: OneGroup = field(default_factory=OneGroup)
+    _run: str = ""
 
     def to_checkpoint(self) -> dict[str, Any]:
         """The participants; empty under add-remove adjacency, which hides who takes part."""
@@ -279,8 +290,25 @@ class FlowerCohort(Cohort):
         self.participants.nodes = tuple(int(node) for node in facts.get("nodes", ()))
 
     def answer(self, request: Request) -> Answer:
-        sent, mechanism, width = self._requests(request), request.mechanism, self._width(request)
-        replies = exchange(self.grid, self._messages(request, sent), self.timeout)
+        return self.answers([request])[0]
+
+    def answers(self, requests: Sequence[Request]) -> list[Answer]:
+        return [self._answer(*exchanged) for exchanged in self._exchanged(requests)]
+
+    def _exchanged(self, requests: Sequence[Request]) -> list[tuple[Request, dict[int, NodeRequest], list[Message]]]:
+        """Send the requests to their groups of clients at the same time; return each with what was sent and the replies."""
+        sent = [self._requests(*one) for one in zip(requests, self._groups(requests), strict=True)]
+        messages = [self._messages(*one) for one in zip(requests, sent, strict=True)]
+        every = [message for one in messages for message in one]
+        replies = exchange(self.grid, every, self.timeout)
+        # Flower's id of the run; clients and helper get it from their own SuperNodes.
+        self._run = str(every[0].metadata.run_id) if every else ""
+        ids = [{message.metadata.message_id for message in one} for one in messages]
+        own = [[reply for reply in replies if reply.metadata.reply_to_message_id in one] for one in ids]
+        return list(zip(requests, sent, own, strict=True))
+
+    def _answer(self, request: Request, sent: dict[int, NodeRequest], replies: list[Message]) -> Answer:
+        mechanism, width = request.mechanism, self._width(request)
         sums = Sums.zero(width, votes=len(mechanism.votes))
 
         def add(reply: Message, one: NodeRequest) -> None:
@@ -294,7 +322,7 @@ class FlowerCohort(Cohort):
 
     def _width(self, request: Request) -> int:
         """The length of a report's vector."""
-        return bin_count(request.purpose) or request.mechanism.width(self.layout.dimension)
+        return bin_count(request.purpose) or request.mechanism.width(self.layouts[request.state.candidate].dimension)
 
     def _shown(self, mechanism: Mechanism, counts: ReplyCounts) -> dict[str, int]:
         return counts.shown() if mechanism.counts_are_public(self.sampling) else {}
@@ -302,9 +330,19 @@ class FlowerCohort(Cohort):
     def _connected(self) -> list[int]:
         return list(self.grid.get_node_ids())
 
-    def _requests(self, request: Request) -> dict[int, NodeRequest]:
-        """A request with a new nonce for each drawn node."""
-        asked = choose(self.participants.nodes_of_round(self._connected), self.clients_per_node, self.sampling)
+    def _groups(self, requests: Sequence[Request]) -> list[dict[int, list[int]]]:
+        """The drawn clients by node, for each request."""
+        nodes, each = self.participants.nodes_of_round(self._connected), self.clients_per_node
+        public = requests[0].mechanism.counts_are_public(self.sampling)
+        groups = choose(nodes, each, self.sampling, len(requests), equal=public)
+        first = {node: place * each for place, node in enumerate(nodes)}
+        for place, group in enumerate(groups):
+            taken = [first[node] + client for node, clients in group.items() for client in clients]
+            self._taken.take(requests[0].round, place, taken, len(nodes) * each)
+        return groups
+
+    def _requests(self, request: Request, group: Mapping[int, list[int]]) -> dict[int, NodeRequest]:
+        """A request with a new nonce for each node of a group."""
         shared = secrets.token_hex(16) if request.mechanism.needs_helper else None
         return {
             node: NodeRequest(
@@ -312,24 +350,28 @@ class FlowerCohort(Cohort):
                 shared or secrets.token_hex(16),
                 request.mechanism,
                 self.sampling,
-                clients if self.clients_per_node > 1 else (),
+                tuple(clients) if self.clients_per_node > 1 else (),
                 self.tau_eta_l if request.purpose == UPDATE else None,
                 self.rounds,
                 self.clients_per_node,
                 request.purpose,
                 request.local_rate,
                 request.shake,
+                request.state.candidate,
             )
-            for node, clients in asked.items()
+            for node, clients in group.items()
         }
 
     def _messages(self, request: Request, sent: Mapping[int, NodeRequest]) -> list[Message]:
-        state = request.state
-        records: dict[str, Any] = {wire.MODEL: wire.to_arrays(state.w, self.layout), "config": self.config}
+        state, layout, vote = request.state, self.layouts[request.state.candidate], request.purpose == CANDIDATE
+        model = wire.to_arrays(state.reported if vote else state.w, layout)
+        records: dict[str, Any] = {wire.MODEL: model, "config": self.config}
+        for number, rival in state.rivals.items() if vote else ():
+            records[f"{wire.MODEL}.{number}"] = wire.to_arrays(rival.reported, self.layouts[number])
         if state.control is not None:
-            records[wire.CONTROL] = wire.to_arrays(state.control, self.layout)
+            records[wire.CONTROL] = wire.to_arrays(state.control, layout)
         if request.purpose == SCALE:
-            records[wire.ANCHOR_MODEL] = wire.to_arrays(state.memory[ANCHOR], self.layout)
+            records[wire.ANCHOR_MODEL] = wire.to_arrays(state.memory[ANCHOR], layout)
         contents = {node: RecordDict({**records, wire.REQUEST: one.to_record()}) for node, one in sent.items()}
         group = str(request.round)
         return [Message(one, node, "train", group_id=group, ttl=self.timeout) for node, one in contents.items()]
@@ -339,7 +381,7 @@ class FlowerCohort(Cohort):
 
         Dropouts never weaken the guarantee, but with too few replies the update is mostly noise.
         """
-        of, needed = self._needed(counts.asked)
+        of, needed = self._needed(request, counts.asked)
         if counts.valid >= needed:
             return
         why = f"{counts.valid} of {of} clients answered well, and at least {needed} must (min_reply_fraction)"
@@ -349,9 +391,11 @@ class FlowerCohort(Cohort):
         cost = "It was charged before it was sent." if local else "Nothing was released or charged."
         raise RoundFailed(f"{_named(request)} failed: {why}. {cost} Resume to try it again.")
 
-    def _needed(self, asked: int) -> tuple[int, int]:
-        """The number of clients in a round, and how many of them must answer validly (`min_reply_fraction`)."""
-        of = self.clients if self.sampling.kind == "full" else asked
+    def _needed(self, request: Request, asked: int) -> tuple[int, int]:
+        """The number of clients in a group, and how many of them must answer validly (`min_reply_fraction`)."""
+        place, groups = request.group or (0, 1)
+        equal = groups == 1 or request.mechanism.counts_are_public(self.sampling)
+        of = len(range(place, self.clients, groups)) if equal and self.sampling.kind == "full" else asked
         return of, math.ceil(self.min_reply_fraction * of)
 
 
@@ -360,6 +404,16 @@ def _named(request: Request) -> str:
     if request.purpose == EVALUATION:
         return f"the evaluation after round {request.round}"
     return f"round {request.round}" if request.purpose == UPDATE else f"the vote on the {request.purpose}"
+
+
+@dataclass
+class MaskedGroup:
+    """A request for masked rows, the round that they are bound to (None if no client was drawn), the rows by node, and counts."""
+
+    request: Request
+    round: RoundBinding | None
+    rows: dict[int, MaskedRow]
+    counts: ReplyCounts
 
 
 @dataclass
@@ -378,38 +432,39 @@ class TwoPartyCohort(FlowerCohort):
     def _connected(self) -> list[int]:
         return [node for node in self.grid.get_node_ids() if node != self.helper]
 
-    def answer(self, request: Request) -> Answer:
-        mechanism = cast(TwoPartyGaussian, request.mechanism)
+    def answers(self, requests: Sequence[Request]) -> list[Answer]:
         if self.helper is None or self.helper not in self.grid.get_node_ids():
             self.helper = self._find_helper()
-        sent = self._requests(request)
-        messages = self._messages(request, sent)
-        replies = exchange(self.grid, messages, self.timeout)
-        columns = self._width(request) + mechanism.scalars
-        received, refused = read_replies(
-            replies, sent, partial(read_masked, columns=columns), name_nodes=mechanism.counts_are_public(self.sampling)
-        )
+        groups = [self._masked(*exchanged) for exchanged in self._exchanged(requests)]
+        unmasked: list[Words] = []
+
+        def answer(place: int, group: MaskedGroup) -> Answer:
+            mechanism = cast(TwoPartyGaussian, group.request.mechanism)
+            shown = self._shown(mechanism, group.counts)
+
+            def release(denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
+                if not unmasked:
+                    unmasked.extend(self._ask_helper(groups))
+                shown.update(self._shown(mechanism, group.counts))
+                try:
+                    rows = [one.words for one in group.rows.values()]
+                    return server_release(mechanism, rows, unmasked[place], denominator, self.noise)
+                except InputError as reason:
+                    raise RoundFailed(f"{_named(group.request)} failed: {reason} It was charged.") from None
+
+            zero = Sums.zero(self._width(group.request), votes=len(mechanism.votes))
+            return Answer(replace(zero, count=len(group.rows)), shown, release=release)
+
+        return [answer(place, group) for place, group in enumerate(groups)]
+
+    def _masked(self, request: Request, sent: dict[int, NodeRequest], replies: list[Message]) -> MaskedGroup:
+        columns = self._width(request) + cast(TwoPartyGaussian, request.mechanism).scalars
+        public = request.mechanism.counts_are_public(self.sampling)
+        received, refused = read_replies(replies, sent, partial(read_masked, columns=columns), name_nodes=public)
         counts = ReplyCounts(len(sent), len(received), refused)
         self._check_replies(request, counts)
-        # Flower's id of the run; clients and helper get it from their own SuperNodes.
-        run = str(messages[0].metadata.run_id) if messages else ""
-        shown = dict(self._shown(mechanism, counts))
-        zero = Sums.zero(self._width(request), votes=len(mechanism.votes))
-
-        def release(denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
-            if not sent:
-                raise RoundFailed(f"{_named(request)} failed: no client was drawn. It was charged.")
-            round_ = wire.round_of(next(iter(sent.values())), columns, run)
-            left, answer = self._ask_helper(request, round_, received, self._needed(len(sent))[1])
-            if shown:
-                shown.update(replace(counts, valid=len(left), refused=refused + len(received) - len(left)).shown())
-            try:
-                rows = [one.words for one in left.values()]
-                return server_release(mechanism, rows, answer, denominator, self.noise)
-            except InputError as reason:
-                raise RoundFailed(f"{_named(request)} failed: {reason} It was charged.") from None
-
-        return Answer(replace(zero, count=len(received)), shown, release=release)
+        round_ = wire.round_of(next(iter(sent.values())), columns, self._run) if sent else None
+        return MaskedGroup(request, round_, received, counts)
 
     def _find_helper(self) -> int:
         """Ask all connected nodes, except those on the run's list, whether they are a helper; return the first one's id."""
@@ -431,38 +486,39 @@ class TwoPartyCohort(FlowerCohort):
                 )
             time.sleep(1.0)
 
-    def _ask_helper(
-        self, request: Request, round_: RoundBinding, received: dict[int, MaskedRow], needed: int
-    ) -> tuple[dict[int, MaskedRow], Words]:
-        """Ask the helper for the sum of masks; return the rows whose seeds it can open (bad seeds are dropped), and its answer."""
+    def _ask_helper(self, groups: Sequence[MaskedGroup]) -> list[Words]:
+        """Ask the helper once for the sums of masks of all groups; rows whose seeds it can't open are dropped from the groups."""
+        request = groups[0].request
+        if any(group.round is None for group in groups):
+            raise RoundFailed(f"{_named(request)} failed: no client was drawn. It was charged.")
         while True:
-            seeds = [(node, one.sealed) for node, one in sorted(received.items())]
-            reply = self._exchange(request, round_, seeds)
+            asked = [
+                (cast(RoundBinding, group.round), [(node, one.sealed) for node, one in sorted(group.rows.items())])
+                for group in groups
+            ]
+            reply = self._exchange(request, asked)
             closed = reply.content.config_records.get(wire.HELPER, ConfigRecord()).get("closed")
             if not isinstance(closed, list):
-                return received, read_answer(reply, round_, set_digest(round_, seeds))
-            bad = set(closed) & set(received)
+                return read_answers(reply, asked)
+            bad = set(closed) & {node for group in groups for node in group.rows}
             _log.warning("The helper can't open the seeds of some clients; they are left out")
-            received = {node: one for node, one in received.items() if node not in bad}
-            if not bad or len(received) < needed:
+            for group in groups:
+                left = {node: one for node, one in group.rows.items() if node not in bad}
+                refused = group.counts.refused + len(group.rows) - len(left)
+                group.rows, group.counts = left, replace(group.counts, valid=len(left), refused=refused)
+            if not bad or any(one.counts.valid < self._needed(one.request, one.counts.asked)[1] for one in groups):
                 raise RoundFailed(
                     f"{_named(request)} failed: the helper can't open the seeds of most clients, and too few are left; their "
                     "sites must pin this helper's key. It was charged."
                 )
 
-    def _exchange(self, request: Request, round_: RoundBinding, seeds: list[tuple[int, bytes]]) -> Message:
-        fields: dict[str, Any] = {
-            "asks": "sum",
-            "round": round_.number,
-            "nonce": round_.nonce,
-            "columns": round_.columns,
-            "clip": float(round_.clip),
-            "mechanism": round_.mechanism,
-            "nodes": [node for node, _ in seeds],
-            "seeds": [sealed for _, sealed in seeds],
-        }
+    def _exchange(self, request: Request, groups: Sequence[tuple[RoundBinding, Seeds]]) -> Message:
+        content = RecordDict()
+        for place, (round_, seeds) in enumerate(groups):
+            bound = {name: value for name, value in vars(round_).items() if name != "run"}
+            sent: dict[str, Any] = {"nodes": [node for node, _ in seeds], "seeds": [sealed for _, sealed in seeds]}
+            content[f"{wire.HELPER}.{place}" if place else wire.HELPER] = ConfigRecord({"asks": "sum", **bound, **sent})
         failed = f"{_named(request)} failed: the helper"
-        content = RecordDict({wire.HELPER: ConfigRecord(fields)})
         message = Message(content, cast(int, self.helper), "train", group_id=str(request.round), ttl=self.timeout)
         replies = exchange(self.grid, [message], self.timeout)
         if not replies:
@@ -481,16 +537,17 @@ def read_masked(reply: Message, request: NodeRequest, columns: int) -> MaskedRow
     return MaskedRow(wire.strict_array(sent, "uint64", (columns,)), seed)
 
 
-def read_answer(reply: Message, round_: RoundBinding, digest: str) -> Words:
-    """The helper's sum of masks. Raises `RoundFailed` if it is for another round or another set of clients."""
+def read_answers(reply: Message, asked: Sequence[tuple[RoundBinding, Seeds]]) -> list[Words]:
+    """The helper's sums of masks. Raises `RoundFailed` if they are for another round or other sets of clients."""
     try:
         arrays, fields = reply.content.array_records.get(wire.REPORT), reply.content.config_records.get(wire.HELPER)
         if arrays is None or fields is None or set(arrays) != {"vector"}:
             raise InputError("it holds no sum")
-        same = fields.get("nonce") == round_.nonce and fields.get("digest") == digest
+        same = fields.get("digests") == [set_digest(*one) for one in asked]
         require(same, "it is for another round or another set of clients")
-        return wire.strict_array(arrays["vector"], "uint64", (round_.columns,))
+        ends = np.cumsum([round_.columns for round_, _ in asked])
+        return np.split(wire.strict_array(arrays["vector"], "uint64", (int(ends[-1]),)), ends[:-1])
     except InputError as reason:
         raise RoundFailed(
-            f"round {round_.number} failed: the helper's answer can't be used: {reason}. It was charged."
+            f"round {asked[0][0].number} failed: the helper's answer can't be used: {reason}. It was charged."
         ) from None

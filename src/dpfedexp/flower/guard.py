@@ -51,16 +51,14 @@ from dpfedexp.accounting import Event, Ledger
 from dpfedexp.accounting.compose import Charges, compose
 from dpfedexp.accounting.events import NonPrivateEvent
 from dpfedexp.accounting.ledger import LedgerMark, head_path
-from dpfedexp.algorithms.probe import CLIP, RATE, SCALE
-from dpfedexp.core.client_metrics import EVALUATION
+from dpfedexp.algorithms.probe import CLIP, LATER, RATE, SCALE
 from dpfedexp.core.noise import ChaChaNoise, Noise
 from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
 from dpfedexp.errors import InputError, LedgerError, checked, is_count, nearest, require
 from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.mechanisms import Mechanism
-from dpfedexp.mechanisms.aggregation import FEWEST, Helper, PrivateKey, RoundBinding, check_public
+from dpfedexp.mechanisms.aggregation import FEWEST, Asked, Helper, PrivateKey, check_public
 from dpfedexp.mechanisms.registry import check_name
-from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 NODE_KEY, VARIABLE = "dpfedexp-guard", "DPFEDEXP_GUARD"
 HELPER_KEY, HELPER_VARIABLE = "dpfedexp-helper", "DPFEDEXP_HELPER"
@@ -246,6 +244,9 @@ class Guard(Limits):
         self.check_mechanism(request.mechanism)
         event, count = node_charge(request.mechanism, request.size)
         self.check_round([(event, count)])
+        # A client answers each candidate's votes on its rate and clip, but one update and one vote on the best candidate.
+        if request.candidate and request.purpose in (RATE, CLIP, SCALE):
+            run += f", candidate {request.candidate}"
         with self.open_ledger() as ledger:
             # Votes before the first round share its number; the limit per round applies to each question separately.
             asked = (run, request.round, event.question)
@@ -290,30 +291,42 @@ class HelperFile(Limits):
         """The helper with this file's key, limits and ledger."""
         return Helper(PrivateKey.load(self.private_key), self.min_clients, self.admit, noise)
 
-    def admit(self, round_: RoundBinding, mechanism: TwoPartyGaussian) -> None:
-        """Write the charge for an answer to the ledger if it is the first for its round and nonce, and every limit allows it."""
-        self.check_mechanism(mechanism)
-        question = mechanism.question
-        if question not in ((RATE, CLIP) if round_.number == 0 else ("", EVALUATION, SCALE)):
+    def admit(self, *groups: Asked) -> None:
+        """Write the charge for an answer to the ledger if it is the first for its round and nonce, and every limit allows it.
+
+        A client is in one of the groups, whose updates cost the same, so one charge covers all of them.
+        """
+        (round_, mechanism), question = groups[0], groups[0][1].question
+        for _, one in groups:
+            self.check_mechanism(one)
+        if (columns := sum(other.columns for other, _ in groups)) > self.max_columns:
+            raise Refused(f"a row has {columns} numbers, above this helper's max_columns of {self.max_columns}.")
+        if question not in ((RATE, CLIP) if round_.number == 0 else ("", *LATER)):
             raise Refused("only a vote on the local rate or on the first clip comes before the first round.")
-        if round_.columns > self.max_columns:
-            raise Refused(f"a row has {round_.columns} numbers, above this helper's max_columns of {self.max_columns}.")
         # Priced for a client in every round: the helper sees who takes part, so sampling does not amplify.
         event = mechanism.client_event()
+        costs = {(other.run, other.number, one.client_event()) for other, one in groups}
+        if len(costs) > 1 or (len(groups) > 1 and question):
+            raise Refused("several groups are for the updates of one round, all at the same cost.")
         self.check_round([(event, 1)])
+        nonces, candidate = {other.nonce for other, _ in groups}, f"candidate {round_.candidate}"
         with self.open_ledger() as ledger:
-            # Votes before the first round share number 0, and an evaluation has the number of its round; each is answered once.
-            own = [(e.round, e.event.question) for e in ledger.entries if e.run == round_.run]
-            later = [n for n, asked in own if n > round_.number or (n == round_.number and question in ("", asked))]
+            # Votes before the first round share number 0, and an evaluation has the number of its round; each is answered once,
+            # votes on a rate or a clip once for every candidate.
+            once = question not in (RATE, CLIP, SCALE)
+            own = [entry for entry in ledger.entries if entry.run == round_.run and entry.round >= round_.number]
+            same = [e for e in own if question in ("", e.event.question) and (once or candidate in e.noise)]
+            later = [entry.round for entry in own if entry.round > round_.number or entry in same]
             if later:
                 raise Refused(
                     f"round {round_.number} comes after an answer to round {max(later)} of the same run: every round "
                     "is answered once, for one set of clients, and rounds go up."
                 )
-            if any(entry.noise == round_.nonce for entry in ledger.entries):
+            if len(nonces) < len(groups) or any(nonces & set(entry.noise.split()) for entry in ledger.entries):
                 raise Refused("the nonce was answered before; nonces must not repeat.")
             self.check_total([*ledger.charges(), (event, 1)])
-            ledger.charge(round_.number, event, run=round_.run, noise=round_.nonce, note={"time": now()})
+            noise = " ".join([*sorted(nonces), candidate])
+            ledger.charge(round_.number, event, run=round_.run, noise=noise, note={"time": now()})
 
 
 def now() -> str:

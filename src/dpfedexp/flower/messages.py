@@ -21,8 +21,7 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from torch import Tensor
 
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms.probe import CLIP, RATE, SCALE, UPDATE, bin_count
-from dpfedexp.core.client_metrics import EVALUATION
+from dpfedexp.algorithms.probe import CLIP, LATER, MOST_CANDIDATES, RATE, UPDATE, bin_count
 from dpfedexp.core.clipping import row_norms
 from dpfedexp.core.modules import Layout
 from dpfedexp.core.sums import MAX_SHARE, Sums
@@ -41,12 +40,13 @@ HELPER = "dpfedexp.helper"
 CORRECTION = "correction"
 TAU_ETA_L = "tau_eta_l"
 """Names of records: the model, SCAFFOLD's control variate, the anchor, the request, the report, and the app's reply to its node:
-one row per client, and one metric per vote, by name (a list for several clients). `TAU_ETA_L` is the key of τη_l in a request."""
+one row per client, and one metric per vote, by name (a list for several clients). `TAU_ETA_L` is the key of τη_l in a request.
+Models of further candidates, and the helper's records for further groups of clients, have a number: `arrays.2`."""
 REFUSAL = "dpfedexp: "
 """Prefix of this library's texts in error replies; the server shows no other texts."""
 FAILED_PRECONDITION = 6
 """Flower's error code MOD_FAILED_PRECONDITION."""
-_WHOLE, _NUMBERS = ("round", "rounds", "clients_per_node"), (TAU_ETA_L, "local_rate", "shake")
+_WHOLE, _NUMBERS = ("round", "rounds", "clients_per_node", "candidate"), (TAU_ETA_L, "local_rate", "shake")
 """Fields of a request that are whole numbers, and fields that are real numbers, with 0 for None."""
 
 
@@ -138,6 +138,7 @@ class NodeRequest:
         purpose: `UPDATE`, the name of a vote, or `EVALUATION`.
         local_rate: the automatic rate to train with; None for a given rate.
         shake: the public noise of a vote on the rate's scale; that message also holds the anchor.
+        candidate: the number of the candidate whose model is in the message; a vote on the best candidate has further models.
     """
 
     round: int
@@ -151,6 +152,7 @@ class NodeRequest:
     purpose: str = UPDATE
     local_rate: float | None = None
     shake: float = 0.0
+    candidate: int = 0
 
     @property
     def size(self) -> int:
@@ -183,12 +185,13 @@ class NodeRequest:
             good = isinstance(number, float) and 0 <= number < math.inf
             require(good, f"the request's {name} is {number!r}; it must be finite and zero or more.")
         purpose, tau_eta_l, clients = values["purpose"], values[TAU_ETA_L], values.get("clients")
-        known = (UPDATE, RATE, CLIP, SCALE, EVALUATION)
+        known = (UPDATE, RATE, CLIP, *LATER)
         require(purpose in known, f"the request's purpose is {purpose!r}, which does not exist.")
+        limits = {"round": (int(purpose not in (RATE, CLIP)), 2**31), "candidate": (0, MOST_CANDIDATES - 1)}
         for name in _WHOLE:
-            number, least = values.get(name), int(name != "round" or purpose not in (RATE, CLIP))
-            whole = isinstance(number, int) and not isinstance(number, bool) and number >= least
-            require(whole, f"the request's {name} is {number!r}; it must be a positive whole number.")
+            number, (least, most) = values.get(name), limits.get(name, (1, 2**31))
+            whole = isinstance(number, int) and not isinstance(number, bool) and least <= number <= most
+            require(whole, f"the request's {name} is {number!r}; it must be a whole number from {least} to {most}.")
         if not isinstance(clients, list) or not all(isinstance(c, int) and c >= 0 for c in clients):
             raise InputError(f"the request's clients is {clients!r}; it must be a list of whole numbers.")
         require(len(set(clients)) == len(clients), "the request asks for a client twice.")
@@ -217,7 +220,8 @@ class NodeRequest:
 def round_of(request: NodeRequest, columns: int, run: str) -> RoundBinding:
     """The facts that the seeds of a round are bound to."""
     mechanism = request.mechanism
-    return RoundBinding(run, request.round, request.nonce, columns, mechanism.clip, encode(mechanism))
+    known = (run, request.round, request.nonce, columns, float(mechanism.clip), encode(mechanism))
+    return RoundBinding(*known, request.candidate)
 
 
 def refusal(message: Message, reason: str) -> Message:

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +19,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import resolve_algorithm
 from dpfedexp.algorithms.probe import Extras, bind, evaluation_count, evaluation_interval
 from dpfedexp.algorithms.round import Full, Poisson, State
-from dpfedexp.core.client_metrics import ClientMetrics
+from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.losses import Loss
 from dpfedexp.core.noise import ChaChaNoise, Noise
@@ -30,10 +31,11 @@ from dpfedexp.engine.plan import log
 from dpfedexp.engine.run import Run, RunFacts, RunFolder, StoredParameters
 from dpfedexp.engine.runner import RunEnd, run_to_end, show, statement_of
 from dpfedexp.engine.stopping import OnAdvice, OnRound, callbacks_of
+from dpfedexp.engine.tournament import Candidate, candidates_of, compared
 from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.evaluation import Evaluation, on_test_set
 from dpfedexp.flower.access import read_nodes
-from dpfedexp.flower.app_settings import read_settings
+from dpfedexp.flower.app_settings import model_named, models_by_name, read_candidates, read_settings
 from dpfedexp.flower.cohort import FlowerCohort, Participants, TwoPartyCohort
 from dpfedexp.flower.messages import layout_of, to_arrays, to_flat
 from dpfedexp.mechanisms import mechanism_class
@@ -41,6 +43,7 @@ from dpfedexp.mechanisms import mechanism_class
 _log = logging.getLogger("flwr")
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+Arrays = ArrayRecord | dict[str, ArrayRecord]
 TRUSTED_NODES = (
     "the clients that share a node, against its operator: the node sees their reports, and sends only the sum"
 )
@@ -85,6 +88,7 @@ class DpFedExp(Strategy):
             "binary", "numbers" or "loss"; empty for none. The app's train function must return `answer(…)`.
         evaluate_every: rounds between evaluations by the clients; by default ten evaluations in a run.
         held_out: the share of a client's rows for evaluation only, as in the run's configuration on the nodes.
+        candidates: settings to choose from during training, as in the run's configuration on the nodes (docs/tuning.md).
 
     Formal guarantee: in central DP, noise of a fixed size is added to the sum of replies that the server has clipped itself, and
     the denominator is public. So a missing, late, repeated or malformed reply does not change the guarantee: it counts as zero. A
@@ -111,6 +115,7 @@ class DpFedExp(Strategy):
         evaluate: str = "",
         evaluate_every: int | None = None,
         held_out: float = 0.0,
+        candidates: Sequence[Candidate] | None = None,
     ) -> None:
         for name, count in (("clients", clients), ("rounds", rounds or 1), ("clients_per_node", clients_per_node)):
             require(isinstance(count, int) and count >= 1, f"{name} is {count!r}; it must be a positive whole number.")
@@ -124,8 +129,10 @@ class DpFedExp(Strategy):
         self.participation: Full | Poisson = participation or Full()
         if not isinstance(self.participation, Full | Poisson):
             raise InputError("participation must be Full() or Poisson(rate); a deployment has no other sampling.")
+        self.candidates = candidates_of(candidates)
+        every = [algorithm, *(one.algorithm for one in self.candidates if one.algorithm is not None)]
         require(
-            clients_per_node == 1 or not mechanism_class(algorithm.mechanism).needs_helper,
+            clients_per_node == 1 or not any(mechanism_class(one.mechanism).needs_helper for one in every),
             "two-party aggregation needs one client per node; set clients_per_node to 1.",
         )
         self.algorithm, self.clients = algorithm, clients
@@ -179,43 +186,51 @@ class DpFedExp(Strategy):
         unfinished = None if self.opened.state.round == self.rounds else "it is not complete."
         return statement_of(self.opened, RunEnd(unfinished))
 
-    def engine(self, grid: Grid, initial_arrays: ArrayRecord, timeout: float, config: ConfigRecord) -> Engine:
+    def engine(self, grid: Grid, initial_arrays: Arrays, timeout: float, config: ConfigRecord) -> Engine:
         """Build the engine: the algorithm bound to the model, with the nodes as its cohort."""
-        layout = layout_of(initial_arrays)
-        w = to_flat(initial_arrays, layout)
+        layouts = tuple(layout_of(model_named(initial_arrays, one)) for one in self.candidates or (Candidate(),))
+        sampling, cohort = self.participation.sampling(self.clients), self.participation.expected(self.clients)
         if self.rounds is None:
-            self.rounds = rounds_for(self.algorithm, len(w), self.clients, self.participation)
-        secure, rounds, sampling = self.algorithm.private, self.rounds, self.participation.sampling(self.clients)
-        every = evaluation_interval(rounds, self.evaluate_every)
-        extras = Extras(evaluation_count(rounds, every) if self.metrics is not None else 0)
-        mechanism, probe, asking = bind(
-            self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, extras=extras
-        )
-        evaluation = None
-        if asking is not None and self.metrics is not None:
-            evaluation = ClientEvaluation(asking, self.metrics, every, self.held_out)
-        kind: Any = partial(TwoPartyCohort, noise=self.noise) if mechanism.needs_helper else FlowerCohort
-        given = (self.participants, self.clients, sampling, rounds, self.min_reply_fraction, timeout)
-        cohort = kind(grid, layout, *given, self.clients_per_node, self.tau_eta_l, config)
-        return Engine(
-            resolve_algorithm(self.algorithm, self.local, mechanism, len(w), self.participation.expected(self.clients)),
-            mechanism,
-            self.participation,
-            self.clients,
-            cohort,
-            start=w,
-            noise=FreshNoise(self.noise),
-            tau_eta_l=self.tau_eta_l,
-            probe=probe,
-            evaluation=evaluation,
-        )
+            first = layout_of(model_named(initial_arrays, Candidate()))
+            self.rounds = rounds_for(self.algorithm, first.dimension, self.clients, self.participation)
+        interval, metrics = evaluation_interval(self.rounds, self.evaluate_every), self.metrics
+
+        def prepared(one: Candidate, extras: Extras) -> tuple[Engine, None]:
+            algorithm, local = one.algorithm or self.algorithm, one.local or self.local
+            arrays = model_named(initial_arrays, one)
+            w = to_flat(arrays, layout_of(arrays))
+            many = 0 if metrics is None else evaluation_count(self.rounds, interval)
+            whole = (len(w), self.clients, self.participation, self.rounds, algorithm.private)
+            mechanism, probe, others = bind(algorithm, local, *whole, extras=replace(extras, evaluations=many))
+            evaluation = None
+            if metrics is not None:
+                evaluation = ClientEvaluation(others[EVALUATION], metrics, interval, self.held_out)
+            kind: Any = partial(TwoPartyCohort, noise=self.noise) if mechanism.needs_helper else FlowerCohort
+            given = (self.participants, self.clients, sampling, self.rounds, self.min_reply_fraction, timeout)
+            engine = Engine(
+                resolve_algorithm(algorithm, local, mechanism, len(w), cohort),
+                mechanism,
+                self.participation,
+                self.clients,
+                kind(grid, layouts, *given, self.clients_per_node, self.tau_eta_l, config),
+                start=w,
+                noise=FreshNoise(self.noise),
+                tau_eta_l=self.tau_eta_l,
+                probe=probe,
+                evaluation=evaluation,
+            )
+            return engine, None
+
+        if not self.candidates:
+            return prepared(Candidate(), Extras())[0]
+        return compared(self.candidates, self.local, self.rounds, prepared)[0]
 
     def describe(self, engine: Engine) -> RunDescription:
         """The description of the run: settings that must not change when it is resumed, and facts for its statement."""
-        layout = engine.cohort.layout  # type: ignore[attr-defined]
         settings = settings_of(
             engine,
-            layout,
+            engine.cohort.layouts,  # type: ignore[attr-defined]
+            [one.local for one in self.candidates],
             rounds=self.rounds,
             clients_per_node=self.clients_per_node,
             nodes=None if self.participants.allowed is None else list(self.participants.allowed),
@@ -240,7 +255,7 @@ class DpFedExp(Strategy):
     def start(
         self,
         grid: Grid,
-        initial_arrays: ArrayRecord,
+        initial_arrays: Arrays,
         num_rounds: int | None = None,
         timeout: float = 3600.0,
         train_config: ConfigRecord | None = None,
@@ -249,6 +264,7 @@ class DpFedExp(Strategy):
     ) -> Result:
         """Run the remaining rounds, after those that the folder holds; return Flower's result.
 
+        `initial_arrays`: the model, or several by name for candidates.
         `timeout`: seconds to wait for replies in a round. `evaluate_fn`: computes metrics after a round on the server's data.
         """
         require(
@@ -256,11 +272,12 @@ class DpFedExp(Strategy):
             f"num_rounds is {num_rounds}, but the strategy was made for {self.rounds} rounds; its noise depends on it.",
         )
         engine = self.engine(grid, initial_arrays, timeout, train_config or ConfigRecord())
-        layout = engine.cohort.layout  # type: ignore[attr-defined]
+        layouts = engine.cohort.layouts  # type: ignore[attr-defined]
         description = self.describe(engine)
         result = Result()
 
         def measure(state: State) -> dict[str, float]:
+            layout = layouts[state.candidate]
             scores = None if evaluate_fn is None else evaluate_fn(state.round, to_arrays(state.reported, layout))
             if scores is None:
                 return {}
@@ -285,7 +302,7 @@ class DpFedExp(Strategy):
             return facts_of(engine, open_run, files, model="a Flower app's", data="", options={})
 
         def stored(state: State) -> StoredParameters:
-            return StoredParameters(dict(layout.unflatten(state.reported.cpu().float())))
+            return StoredParameters(dict(layouts[state.candidate].unflatten(state.reported.cpu().float())))
 
         try:
             self.run = run_to_end(
@@ -303,7 +320,8 @@ class DpFedExp(Strategy):
             _log.error("Stopped: %s", reason)
             raise
         if self.fit_given is not None:
-            choices = describe_choices(self.run, self.algorithm, self.rounds, given=self.fit_given)
+            more: dict[str, Any] = {"given": self.fit_given, "candidates": self.candidates}
+            choices = describe_choices(self.run, self.algorithm, self.rounds, **more)
             self.run = with_choices(self.run, choices, self.folder)
         if self.run.stopped:
             _log.warning("Stopped: %s", self.run.stopped)
@@ -345,7 +363,7 @@ class DpFedExp(Strategy):
 def serve(
     grid: Grid,
     context: Context,
-    model: nn.Module,
+    model: nn.Module | dict[str, nn.Module],
     evaluate: Callable[[nn.Module], dict[str, float]] | tuple[Any, Tensor] | None = None,
     loss: str | Loss | None = None,
 ) -> Run:
@@ -354,7 +372,7 @@ def serve(
     Args:
         grid: Flower's connection to the nodes.
         context: Flower's context, with the run's configuration.
-        model: the model with the initial parameters; a resumed run uses its checkpoint's.
+        model: the model with the initial parameters; a resumed run uses its checkpoint's. Or several by name, for candidates.
         evaluate: (inputs, targets) of a test set on the server, measured after every round; or a function (model) → dict.
         loss: the loss for the test set, as in `answer`.
 
@@ -362,17 +380,20 @@ def serve(
         The run: its model, history and privacy statement.
     """
     strategy = strategy_from(context.run_config)
-    start = ArrayRecord(model.state_dict())
+    models = models_by_name(model)
+    start = {name: ArrayRecord(one.state_dict()) for name, one in models.items()}
     score = None if evaluate is None else Evaluation(evaluate).on
     require(score != "clients", "evaluate is 'clients'; on Flower this is the setting federation.evaluate.")
     if isinstance(score, tuple):
         score = on_test_set(score[0], score[1], loss)
-        score(model.eval())  # a test set that does not fit the model raises before the first round
+        for one in models.values():
+            score(one.eval())  # a test set that does not fit the model raises before the first round
 
     def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        model.load_state_dict(arrays.to_torch_state_dict())
+        net = model_named(models, (strategy.candidates or (Candidate(),))[strategy.state.candidate])
+        net.load_state_dict(arrays.to_torch_state_dict())
         with torch.no_grad():
-            return MetricRecord({**cast(Any, score)(model.eval())})
+            return MetricRecord({**cast(Any, score)(net.eval())})
 
     timeout = read_settings(context.run_config)[0].round_timeout
     strategy.start(grid, start, timeout=timeout, evaluate_fn=None if score is None else measure)
@@ -387,13 +408,14 @@ def strategy_from(run_config: Mapping[str, Any]) -> DpFedExp:
     """Build the strategy from an app's configuration.
 
     Args:
-        run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
+        run_config: Flower's flattened configuration: sections `federation`, `algorithm`, `local`, `participation`, `candidates`.
     """
     federation, settings = read_settings(run_config)
     given = federation.model_dump(exclude={"round_timeout", "epsilon"})
     given["budget"] = federation.budget or None
     given["rounds"] = None if federation.rounds == "auto" else federation.rounds
     given |= {"participation": settings.build_participation(), "local": settings.build_local()}
+    given["candidates"] = read_candidates(run_config) or None
     strategy = DpFedExp(settings.build_algorithm(), **given)
     sections = {key for key in run_config if key.startswith(("algorithm.", "local."))}
     own = sections - {"algorithm.delta", "algorithm.aggregation"}

@@ -7,8 +7,9 @@ authenticate the sender; the network layer must check the identity of a client.
 
 Formal guarantee: an answer of the helper contains noise of full size that only the helper knows, and is charged on disk before the
 noise is drawn. There is at most one answer per round of a run and per nonce, for any set of clients; round numbers of a run only
-increase. The helper never adds the masks of fewer clients than its minimum. The cost does not depend on the set of clients, even
-if the server invents clients: one client changes the sum by at most 2C.
+increase. The answer to a round of a tournament has a sum for each candidate, over disjoint sets of clients. The helper never adds
+the masks of fewer clients than its minimum. The cost does not depend on the sets of clients, even if the server invents clients:
+one client changes one sum, by at most 2C.
 """
 
 import hashlib
@@ -49,6 +50,7 @@ class RoundBinding:
         clip: the radius C.
         mechanism: the mechanism as text (`mechanisms.serialization.encode`), with the clip, the noise and the question, if any,
             that clients answer.
+        candidate: the number of the candidate of a tournament that is asked about; 0 without a tournament.
     """
 
     run: str
@@ -57,6 +59,7 @@ class RoundBinding:
     columns: int
     clip: float
     mechanism: str
+    candidate: int = 0
 
     def __post_init__(self) -> None:
         require(
@@ -64,7 +67,9 @@ class RoundBinding:
             f"the round's nonce is {self.nonce!r}; it must be 32 hexadecimal digits.",
         )
         # Votes before the first round have the number 0.
-        for name, value, least, most in (("number", self.number, 0, 2**63), ("columns", self.columns, 1, MOST_WORDS)):
+        counts = {"number": (0, 2**63), "columns": (1, MOST_WORDS), "candidate": (0, 2**31)}
+        for name, (least, most) in counts.items():
+            value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
             require(whole, f"the round's {name} is {value!r}; it must be a whole number from {least} to {most}.")
 
@@ -79,6 +84,7 @@ class RoundBinding:
             struct.pack(">Q", self.columns),
             struct.pack(">d", self.clip),
             self.mechanism.encode(),
+            struct.pack(">Q", self.candidate),
         )
         return b"".join(struct.pack(">I", len(field)) + field for field in (PROTOCOL, *fields))
 
@@ -182,8 +188,11 @@ def mask_row(row: Words, round_: RoundBinding, node: int, helper_key: str) -> Ma
     return MaskedRow(hide(row, seed), seal(seed, helper_key, round_.info(node)))
 
 
-AdmitAnswer = Callable[[RoundBinding, TwoPartyGaussian], None]
-"""A function that returns after the answer to a round is charged on disk; raises `InputError` if it exceeds the helper's limits."""
+Seeds = list[tuple[int, bytes]]
+Asked = tuple[RoundBinding, TwoPartyGaussian]
+AdmitAnswer = Callable[..., None]
+"""A function of one or several `Asked` that returns after the answer to a round is charged on disk; raises `InputError` if it
+exceeds the helper's limits. `Seeds` are nodes and their sealed seeds."""
 
 
 class BadSeeds(InputError):
@@ -221,32 +230,35 @@ class Helper:
     admit: AdmitAnswer
     noise: Callable[[], Noise]
 
-    def answer(self, round_: RoundBinding, seeds: list[tuple[int, bytes]]) -> HelperAnswer:
-        """Charge and return the answer to a round for a set of clients; raise `InputError` with the reason if it is refused."""
-        mechanism = _mechanism(round_)
-        nodes = [node for node, _ in seeds]
-        require(len(set(nodes)) == len(nodes), "a client is in the set twice, so its update would be counted twice.")
+    def answer(self, *groups: tuple[RoundBinding, Seeds]) -> list[HelperAnswer]:
+        """Charge and return the answer to a round for disjoint sets of clients, one set for each candidate of a tournament.
+
+        Raises `InputError` with the reason if it is refused.
+        """
+        asked = [(round_, _mechanism(round_, len(seeds))) for round_, seeds in groups]
+        nodes = [node for _, seeds in groups for node, _ in seeds]
+        require(len(set(nodes)) == len(nodes), "a client is in the sets twice, so its update would be counted twice.")
         fewest = max(FEWEST, self.min_clients)
         require(
-            len(nodes) >= fewest,
+            min(len(seeds) for _, seeds in groups) >= fewest,
             f"the set is too small: this helper adds no fewer than {fewest} clients, because the sum of a few tells about each.",
         )
-        mechanism.check_headroom(len(nodes))
-        opened = [(node, self.key.open(sealed, round_.info(node))) for node, sealed in seeds]
-        closed = [node for node, seed in opened if seed is None]
-        if closed:
-            raise BadSeeds(closed)
-        known = [seed for _, seed in opened if seed is not None]
-        require(len(set(known)) == len(known), "two clients have the same seed, which no honest client has.")
-        self.admit(round_, mechanism)
-        drawn = mechanism.noise_units(round_.columns, "helper", self.noise(), self.noise())
-        total = to_words(drawn).copy()
-        for seed in known:
-            total += expand(seed, round_.columns)
-        return HelperAnswer(total, set_digest(round_, seeds))
+        opened = {n: self.key.open(sealed, round_.info(n)) for round_, seeds in groups for n, sealed in seeds}
+        known = {node: seed for node, seed in opened.items() if seed is not None}
+        if len(known) < len(opened):
+            raise BadSeeds([node for node in opened if node not in known])
+        require(len(set(known.values())) == len(known), "two clients have the same seed, which no honest client has.")
+        self.admit(*asked)
+        answers = []
+        for (round_, mechanism), (_, seeds) in zip(asked, groups, strict=True):
+            total = to_words(mechanism.noise_units(round_.columns, "helper", self.noise(), self.noise())).copy()
+            for node, _ in seeds:
+                total += expand(known[node], round_.columns)
+            answers.append(HelperAnswer(total, set_digest(round_, seeds)))
+        return answers
 
 
-def _mechanism(round_: RoundBinding) -> TwoPartyGaussian:
+def _mechanism(round_: RoundBinding, clients: int) -> TwoPartyGaussian:
     """Decode the mechanism of a round; raise `InputError` unless it is two-party and written exactly as `encode` writes it."""
     mechanism = decode(round_.mechanism)
     if not isinstance(mechanism, TwoPartyGaussian):
@@ -258,6 +270,7 @@ def _mechanism(round_: RoundBinding) -> TwoPartyGaussian:
     require(mechanism.clip == round_.clip, f"the clip is {round_.clip}, and the mechanism says {mechanism.clip}.")
     least = mechanism.columns(1)
     require(round_.columns >= least, f"a row has {round_.columns} words; this mechanism needs at least {least}.")
+    mechanism.check_headroom(clients)
     return mechanism
 
 

@@ -8,7 +8,7 @@ LOSS = None  # None: cross-entropy for classes, squared error for numbers; or a 
 
 
 def build_model() -> nn.Module:
-    """Build the model, without BatchNorm. A run starts from the weights of the model that the server builds."""
+    """Build the model, without BatchNorm; or several by name, for candidates. A run starts from the server's weights."""
     return nn.Linear(4, 1)  # four inputs, one number to predict; for classes: as many outputs as classes
 
 
