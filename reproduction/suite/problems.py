@@ -317,6 +317,11 @@ _ALL = (
         partial(_seeded, partial(synthetic_problems.classification, 0.5, uneven=True)),
         synthetic=True,
     ),
+    _dealt(
+        "mnist-powerlaw",
+        "MNIST at 14×14, 1000 clients of 1 to 1000 rows by a power law, Dirichlet(1), 16 hidden units (d = 3322)",
+        partial(_few_images, partial(_small_images, 16), 1000, 1.0, True),
+    ),
     Problem(
         "regression-powerlaw",
         "made up: linear regression, d = 50, 1000 clients of 1 to 1000 rows whose optima spread by 0.5",

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from dpfedexp.core import local_rate, step_size
+from dpfedexp.engine.fit import FIT_LOCAL, FIT_ROUNDS
 from dpfedexp.engine.plot import CYCLE, NAMED, save_figure
 from dpfedexp.files import replace_text
 from dpfedexp.report.document import Claim, Section, Table
@@ -52,7 +53,7 @@ class FitRun(SuiteRun):
     def full_settings(self) -> dict[str, Any]:
         rule = {"scale_times": list(local_rate.SCALE_TIMES), "shake": local_rate.SHAKE}
         rule |= {"prior": [local_rate.PRIOR_RATE, local_rate.PRIOR_WEIGHT, local_rate.LARGE_NOISE]}
-        rule |= {"subtracted": step_size.NOISE_SUBTRACTED}
+        rule |= {"subtracted": step_size.NOISE_SUBTRACTED, "rounds": FIT_ROUNDS, "local": str(FIT_LOCAL)}
         return {**super().full_settings, **rule}
 
 

@@ -9,9 +9,7 @@ from dpfedexp import Evaluation, Federation, FixedSize, InputError, Sgd, cdp_fed
 from dpfedexp.accounting import Ledger, Sampling, compose
 from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.accounting.statement import PrivacyStatement
-from dpfedexp.algorithms.round import Full
 from dpfedexp.engine.checkpoint import read_progress
-from dpfedexp.engine.fit import DEFAULT_ROUNDS, LOW_NOISE_ROUNDS, rounds_for
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.runner import epsilon_so_far, next_known
 from dpfedexp.engine.train import make_evaluator
@@ -158,7 +156,7 @@ def test_a_module_that_remembers_is_measured_in_a_fresh_copy():
 def test_the_statement_names_what_was_chosen_and_nothing_that_was_given():
     run = fit(linear_regression(3), federation(150), rounds=3)
     facts = " ".join(run.privacy.choices)
-    chosen = ("cdp_fedexp with the safe step", "δ = 1e-05", "10 full-batch local steps", "the local rate", "the clip")
+    chosen = ("cdp_fedexp with the safe step", "δ = 1e-05", "10 local steps on 64 rows", "the local rate", "the clip")
     assert all(words in facts for words in chosen)
     assert " rounds" not in facts
     assert f"{run.history[0]['local_rate']:.3g} by votes at first" in facts
@@ -170,12 +168,6 @@ def test_the_statement_names_what_was_chosen_and_nothing_that_was_given():
     assert not any(words in facts for words in ("δ", " rounds"))
     assert (given.privacy.delta, len(given.history)) == (1e-6, 2)
     assert 3.9 < given.privacy.epsilon_total <= 4.0
-
-
-def test_the_rounds_follow_from_the_noise_of_one():
-    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
-    counts = [rounds_for(algorithm, d, 1000, Full()) for d in (4, 5_000, 10_000_000)]
-    assert counts == [LOW_NOISE_ROUNDS, DEFAULT_ROUNDS, DEFAULT_ROUNDS]
 
 
 def test_a_second_fit_on_the_same_clients_states_what_both_cost_and_keeps_to_their_budget(tmp_path):

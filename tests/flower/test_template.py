@@ -45,7 +45,7 @@ def test_the_app_is_a_few_small_files_that_the_library_understands(tmp_path):
     config = content["tool"]["flwr"]["app"]["config"]
     flat = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
     strategy = strategy_from(flat)
-    assert (strategy.clients, strategy.rounds, strategy.budget) == (3, None, None)
+    assert (strategy.clients, strategy.rounds, strategy.budget) == (3, 50, None)
     with pytest.raises(InputError, match=r"federation\.roundz is not a setting\. Did you mean 'rounds'"):
         strategy_from({**flat, "federation.roundz": 3})
     with pytest.raises(InputError, match="is not empty"):

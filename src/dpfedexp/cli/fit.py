@@ -65,10 +65,10 @@ def fit(
     device: Annotated[str | None, typer.Option(help="A torch device such as cuda.")] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Train privately with automatic δ, rounds, clip, step size and local rate; the statement says what was chosen."""
+    """Train privately with automatic δ, clip, step size and local rate; the statement says what was chosen."""
     from dpfedexp.config import problem
     from dpfedexp.config.settings import apply_override, parse
-    from dpfedexp.engine.fit import describe_choices, fit_settings, rounds_for
+    from dpfedexp.engine.fit import describe_choices, fit_settings
     from dpfedexp.engine.plan import default_delta
 
     require((arrays is None) != (data_set is None), "pass either ARRAYS.npz or --data-set for the clients' data.")
@@ -94,19 +94,13 @@ def fit(
     settings = parse(tree)
     settings.check()
     built = problem.build(settings, data)
-    given = {"delta": delta, "rounds": tree["run"].get("rounds")}
-    clients, dimension = public_sizes(settings, built)
     if delta is None:
-        tree["algorithm"]["delta"] = default_delta(clients)
-        settings = parse(tree)
-    if given["rounds"] is None:
-        algorithm, participation = settings.build_algorithm(), settings.build_participation()
-        tree["run"]["rounds"] = rounds_for(algorithm, dimension, clients, participation)
+        tree["algorithm"]["delta"] = default_delta(public_sizes(settings, built)[0])
         settings = parse(tree)
     folder = run_folder(settings, out, str(data_set) if arrays is None else arrays.stem)
 
     def choices(run: "Run") -> tuple[str, ...]:
-        return describe_choices(run, settings.build_algorithm(), settings.run.rounds, given=given)
+        return describe_choices(run, settings.build_algorithm(), delta_given=delta is not None)
 
     with on_interrupt(f"Resume with: the same command and --out {folder.path}."):
         run = execute(settings, folder, progress=not quiet, built=built, choices_of=choices)

@@ -27,11 +27,10 @@ from dpfedexp.mechanisms import Secure
 from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution
 from dpfedexp.trainers.task import Clients
 
-DEFAULT_ROUNDS, LOW_NOISE_ROUNDS = 50, 100
-"""The automatic number of rounds: by default, and where noise hardly matters (`rounds_for`)."""
-LOCAL_STEPS = 10
-"""Full-batch steps of a client in a round, on at most `MOST_EXAMPLES` of its rows."""
-MOST_EXAMPLES = 512
+FIT_ROUNDS = 50
+"""The default. At one ε, the signal over noise of all rounds together hardly depends on their number."""
+FIT_LOCAL = Sgd(lr="auto", steps=10, batch_size=64, max_examples=512)
+"""Its bounds on a client's work are public: ten steps on at most 64 rows each. More steps or rows were no better on the suite."""
 
 
 _CHOSEN = "nothing: fit chooses it; to choose it yourself use train(model, clients, algorithm, local=Sgd(…), rounds=…)"
@@ -52,7 +51,7 @@ def fit(
     *,
     epsilon: float = 8.0,
     delta: float | None = None,
-    rounds: int | None = None,
+    rounds: int = FIT_ROUNDS,
     execution: Execution | str | torch.device | None = None,
     participation: Participation | None = None,
     loss: str | Loss | None = None,
@@ -73,14 +72,15 @@ def fit(
         clients: a `Federation`.
         epsilon: ε of the whole run for each client, including the votes that choose the rate and the clip.
         delta: δ of the guarantee; by default a tenth of 1/M, and at most 10⁻⁵.
-        rounds: the number of rounds; by default `rounds_for`.
+        rounds: the number of rounds.
         ledger: a file or a `Ledger` that several runs on the same clients charge; the statement then covers all of them.
         budget: the ε that all runs of the ledger together must not exceed; training stops before the round that would.
         out: the folder of the run, new or empty, for the files of `dpfedexp fit`: model, metrics, ledger, privacy statement
             and checkpoint. The same call resumes an interrupted run.
 
     All other arguments are those of `train`, which also takes other local steps and add-remove adjacency: `fit` is
-    `train` with `cdp_fedexp(clip="adaptive", target_epsilon=…)` and `local=Sgd(lr="auto", steps=10, max_examples=512)`.
+    `train` with `cdp_fedexp(clip="adaptive", target_epsilon=…)` and
+    `local=Sgd(lr="auto", steps=10, batch_size=64, max_examples=512)`.
 
     Returns:
         The trained model, the history, the privacy statement and the ledger.
@@ -95,16 +95,13 @@ def fit(
         8.0
     """
     require(is_number(epsilon) and 0 < epsilon < float("inf"), f"epsilon is {epsilon!r}; it must be a positive number.")
-    require(rounds is None or is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
-    local = Sgd(lr="auto", steps=LOCAL_STEPS, max_examples=MOST_EXAMPLES)
-    check_kinds(model, clients, local, participation, secure)
-    everyone = participation or Full()
-    declared = public_population("replace-one", everyone, len(clients))
-    dimension = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    require(is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
+    check_kinds(model, clients, FIT_LOCAL, participation, secure)
+    declared = public_population("replace-one", participation or Full(), len(clients))
     delta_given = default_delta(declared) if delta is None else delta
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta_given)
-    number = rounds_for(algorithm, dimension, declared, everyone) if rounds is None else rounds
-    given: dict[str, Any] = {"epsilon": float(epsilon), "delta": delta, "rounds": rounds, "execution": execution}
+    given: dict[str, Any] = {"epsilon": float(epsilon), "delta": delta, "execution": execution}
+    given |= {"rounds": None if rounds == FIT_ROUNDS else rounds}
     given |= {"participation": participation, "budget": budget, "secure": secure or None}
     named = [f"{name}={argument_text(value)}" for name, value in given.items() if value is not None]
     call = f"fit({', '.join([type(model).__name__, type(clients).__name__, *named])})"
@@ -113,8 +110,8 @@ def fit(
         model,
         clients,
         algorithm,
-        local=local,
-        rounds=number,
+        local=FIT_LOCAL,
+        rounds=rounds,
         execution=execution,
         participation=participation,
         loss=loss,
@@ -126,7 +123,7 @@ def fit(
         candidates=candidates,
         on_round=on_round,
     )
-    facts = describe_choices(run, algorithm, number, given={"delta": delta, "rounds": rounds}, candidates=candidates)
+    facts = describe_choices(run, algorithm, delta_given=delta is not None, candidates=candidates)
     run = with_choices(run, facts, Path(out) if out is not None and rank() == 0 else None)
     return replace(run, facts=run.facts and replace(run.facts, command=call))
 
@@ -134,7 +131,8 @@ def fit(
 def fit_settings(epsilon: float, clients: int) -> dict[str, dict[str, Any]]:
     """The settings that `fit` chooses, as the sections `algorithm` and `local` of a configuration."""
     algorithm = {"name": "cdp_fedexp", "clip": "adaptive", "target_epsilon": epsilon, "delta": default_delta(clients)}
-    return {"algorithm": algorithm, "local": {"lr": "auto", "steps": LOCAL_STEPS, "max_examples": MOST_EXAMPLES}}
+    local = {name: getattr(FIT_LOCAL, name) for name in ("lr", "steps", "batch_size", "max_examples")}
+    return {"algorithm": algorithm, "local": local}
 
 
 def with_choices(run: Run, choices: tuple[str, ...], folder: Path | None) -> Run:
@@ -147,38 +145,19 @@ def with_choices(run: Run, choices: tuple[str, ...], folder: Path | None) -> Run
     return replace(run, privacy=privacy)
 
 
-@checked
-def rounds_for(algorithm: Algorithm, dimension: int, population: int, participation: Participation) -> int:
-    """The automatic number of rounds, from the norm n = z√d/M of the noise in 50 rounds, in units of the clip.
-
-    At one ε, the signal over noise of all rounds together hardly depends on the number of rounds (`engine.plan`); the noise per
-    round and the run time do. Where n < 0.1, more rounds cost little, and 100 rounds let the model converge; otherwise 50.
-
-    Args:
-        algorithm: the algorithm of the run.
-        dimension: the number of parameters of the model.
-        population: the public number of clients.
-        participation: who takes part in a round.
-    """
-    cohort = participation.expected(population)
-    mechanism = algorithm.bind(dimension, cohort, participation.sampling(population), DEFAULT_ROUNDS)
-    return LOW_NOISE_ROUNDS if (mechanism.noise_share(dimension, cohort) or 0.0) < 0.1 else DEFAULT_ROUNDS
-
-
-def describe_choices(
-    run: Run, algorithm: Algorithm, rounds: int, *, given: dict[str, Any], candidates: Any = None
-) -> tuple[str, ...]:
+def describe_choices(run: Run, algorithm: Algorithm, *, delta_given: bool, candidates: Any = None) -> tuple[str, ...]:
     """Sentences on the automatic choices of `fit`; all of them are public or released."""
     first, last = (run.history[0], run.history[-1]) if run.history else ({}, {})
     facts = ["the algorithm cdp_fedexp with the safe step"]
     if "candidate" in last:
         labels = [one.label for one in candidates_of(candidates)]
         facts.append(f"of {len(labels)} candidates, by the clients' votes: {labels[int(last['candidate'])]}")
-    if given["delta"] is None:
+    if not delta_given:
         facts.append(f"δ = {algorithm.delta:g}, a tenth of 1/M and at most 10⁻⁵")
-    if given["rounds"] is None:
-        facts.append(f"{rounds} rounds, by the noise of one")
-    facts.append(f"{LOCAL_STEPS} full-batch local steps on at most {MOST_EXAMPLES} rows of a client")
+    work = FIT_LOCAL
+    facts.append(
+        f"{work.steps} local steps on {work.batch_size} rows each, of at most {work.max_examples} rows of a client"
+    )
     if "local_rate" in first:
         facts.append(
             f"the local rate, {first['local_rate']:.3g} by votes at first and {last['local_rate']:.3g} at the end"

@@ -6,7 +6,7 @@ settings of the deployment, `candidates.NAME` those of a candidate, and other se
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from flwr.app import Context
 from flwr.common.config import unflatten_dict
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dpfedexp.algorithms.probe import MOST_CANDIDATES
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
-from dpfedexp.engine.fit import fit_settings
+from dpfedexp.engine.fit import FIT_ROUNDS, fit_settings
 from dpfedexp.engine.tournament import Candidate
 from dpfedexp.errors import InputError, nearest, require
 
@@ -27,7 +27,7 @@ class FederationSettings(BaseModel):
 
     clients: int = Field(ge=1)
     epsilon: float | None = Field(None, gt=0)
-    rounds: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    rounds: Annotated[int, Field(ge=1)] = FIT_ROUNDS
     folder: str
     nodes: str = ""
     evaluate: str = ""
@@ -109,10 +109,6 @@ def _sections(run_config: Mapping[str, Any]) -> tuple[FederationSettings, dict[s
                 )
         for section, chosen in fit_settings(federation.epsilon, federation.clients).items():
             tree[section] = {**chosen, **tree.get(section, {})}
-    elif federation.rounds == "auto":
-        raise InputError(
-            "federation.rounds is 'auto', which needs federation.epsilon; set that, or a number of rounds."
-        )
     return federation, tree
 
 

@@ -49,7 +49,6 @@ from dpfedexp.core.noise import ChaChaNoise, Noise, Streams, to_words
 from dpfedexp.core.sums import client_votes
 from dpfedexp.data import Federation
 from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE, Request
-from dpfedexp.engine.fit import DEFAULT_ROUNDS, LOW_NOISE_ROUNDS, rounds_for
 from dpfedexp.engine.tournament import Candidate, plan_comparison
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower import messages
@@ -501,11 +500,9 @@ class AnnouncedLimits:
     candidates: int = 1
 
     @staticmethod
-    def of_run(
-        run_config: Mapping[str, Any], dimension: int, candidate: int = 0, rounds: int = 0
-    ) -> AnnouncedLimits | None:
+    def of_run(run_config: Mapping[str, Any], dimension: int, candidate: int = 0) -> AnnouncedLimits | None:
         """The limits in a run's configuration for a candidate; None for a configuration without sections of this library."""
-        return _announced(tuple(run_config.items()), dimension, candidate, rounds)
+        return _announced(tuple(run_config.items()), dimension, candidate)
 
     @staticmethod
     def of_request(request: NodeRequest) -> AnnouncedLimits:
@@ -545,19 +542,12 @@ class AnnouncedLimits:
 
 
 @lru_cache(maxsize=16)
-def _announced(
-    run_config: tuple[tuple[str, Any], ...], dimension: int, candidate: int, asked_rounds: int
-) -> AnnouncedLimits | None:
+def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int, candidate: int) -> AnnouncedLimits | None:
     """The limits of a configuration, cached: calibration takes seconds, and Flower's simulation has many nodes per process."""
     try:
         federation, settings = read_settings(dict(run_config))
         algorithm, participation = settings.build_algorithm(), settings.build_participation()
         local, candidates, rounds = settings.build_local(), read_candidates(dict(run_config)), federation.rounds
-        # An automatic number of rounds depends on the first model, which is not in every message.
-        if rounds == "auto" and candidates and asked_rounds in (DEFAULT_ROUNDS, LOW_NOISE_ROUNDS):
-            rounds = asked_rounds
-        elif rounds == "auto":
-            rounds = rounds_for(algorithm, dimension, federation.clients, participation)
         many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
         extras = plan_comparison(candidates, local, rounds)[2] if candidates else Extras()
         extras = replace(extras, evaluations=many)
@@ -585,13 +575,11 @@ def admit_announced(request: NodeRequest, context: Context, dimension: int) -> N
     if kept.get(sized, dimension) != dimension:
         raise Refused(f"the model has {dimension} parameters, and had {kept[sized]} when this run began.")
     # Flower fixes a run's configuration when the run is created.
-    announcement = AnnouncedLimits.of_run(context.run_config, dimension, request.candidate, request.rounds)
+    announcement = AnnouncedLimits.of_run(context.run_config, dimension, request.candidate)
     if announcement is None and kept:
         mechanism = with_secure_noise(decode(kept["mechanism"]))
         announcement = AnnouncedLimits(mechanism, kept["rounds"], kept["clients_per_node"])
     announcement = announcement or AnnouncedLimits.of_request(request)
-    if kept.get("rounds", announcement.rounds) != announcement.rounds:
-        raise Refused(f"the run has {announcement.rounds} rounds, and had {kept['rounds']} when it began.")
     update = request.purpose == UPDATE
     counter, allowed = "answers" if update else request.purpose, announcement.check(request)
     answers, asked = list(kept.get(counter, [0] * announcement.clients_per_node)), request.clients or (0,)

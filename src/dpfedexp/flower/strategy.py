@@ -25,7 +25,7 @@ from dpfedexp.core.losses import Loss
 from dpfedexp.core.noise import ChaChaNoise, Noise
 from dpfedexp.engine.checkpoint import load
 from dpfedexp.engine.engine import ClientEvaluation, Engine
-from dpfedexp.engine.fit import describe_choices, rounds_for, with_choices
+from dpfedexp.engine.fit import FIT_ROUNDS, describe_choices, with_choices
 from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, settings_of
 from dpfedexp.engine.plan import log
 from dpfedexp.engine.run import Run, RunFacts, RunFolder, StoredParameters
@@ -72,7 +72,7 @@ class DpFedExp(Strategy):
         clients: the public number of clients, fixed in advance: sums are divided by it (by rate·clients with
             `Poisson`). Under replace-one adjacency and in local DP this many clients take part, and the nodes of the first
             round stay. Under add-remove adjacency every connected node takes part, whatever their number.
-        rounds: the number of rounds, for which the noise is calibrated; by default the number that `fit` chooses.
+        rounds: the number of rounds, for which the noise is calibrated.
         folder: the folder for ledger, checkpoint, model and statement; a run that was interrupted goes on in its folder.
         participation: `Full()` or `Poisson(rate)`, sampled over the connected nodes from system entropy.
         clients_per_node: more than 1 for nodes that simulate many clients each.
@@ -101,7 +101,7 @@ class DpFedExp(Strategy):
         algorithm: Algorithm,
         *,
         clients: int,
-        rounds: int | None = None,
+        rounds: int = FIT_ROUNDS,
         folder: Path | str,
         participation: Full | Poisson | None = None,
         clients_per_node: int = 1,
@@ -117,7 +117,7 @@ class DpFedExp(Strategy):
         held_out: float = 0.0,
         candidates: Sequence[Candidate] | None = None,
     ) -> None:
-        for name, count in (("clients", clients), ("rounds", rounds or 1), ("clients_per_node", clients_per_node)):
+        for name, count in (("clients", clients), ("rounds", rounds), ("clients_per_node", clients_per_node)):
             require(isinstance(count, int) and count >= 1, f"{name} is {count!r}; it must be a positive whole number.")
         require(
             clients % clients_per_node == 0,
@@ -136,7 +136,7 @@ class DpFedExp(Strategy):
             "two-party aggregation needs one client per node; set clients_per_node to 1.",
         )
         self.algorithm, self.clients = algorithm, clients
-        self.rounds: int = rounds  # type: ignore[assignment]
+        self.rounds = rounds
         self.folder = Path(folder).expanduser().absolute()
         self.clients_per_node, self.min_reply_fraction = clients_per_node, min_reply_fraction
         open_to_all = algorithm.adjacency == "add-remove"
@@ -161,7 +161,7 @@ class DpFedExp(Strategy):
         self.run: Run | None = None
         """The result of the run, once `start` has returned."""
         self.fit_given: dict[str, Any] | None = None
-        """The `delta` and `rounds` that were given to a run that chooses its own settings (`describe_choices`)."""
+        """Arguments of `describe_choices`, for a run that chooses its own settings."""
         self._open: OpenRun | None = None
 
     @property
@@ -190,9 +190,6 @@ class DpFedExp(Strategy):
         """Build the engine: the algorithm bound to the model, with the nodes as its cohort."""
         layouts = tuple(layout_of(model_named(initial_arrays, one)) for one in self.candidates or (Candidate(),))
         sampling, cohort = self.participation.sampling(self.clients), self.participation.expected(self.clients)
-        if self.rounds is None:
-            first = layout_of(model_named(initial_arrays, Candidate()))
-            self.rounds = rounds_for(self.algorithm, first.dimension, self.clients, self.participation)
         interval, metrics = evaluation_interval(self.rounds, self.evaluate_every), self.metrics
 
         def prepared(one: Candidate, extras: Extras) -> tuple[Engine, None]:
@@ -320,8 +317,7 @@ class DpFedExp(Strategy):
             _log.error("Stopped: %s", reason)
             raise
         if self.fit_given is not None:
-            more: dict[str, Any] = {"given": self.fit_given, "candidates": self.candidates}
-            choices = describe_choices(self.run, self.algorithm, self.rounds, **more)
+            choices = describe_choices(self.run, self.algorithm, **self.fit_given, candidates=self.candidates)
             self.run = with_choices(self.run, choices, self.folder)
         if self.run.stopped:
             _log.warning("Stopped: %s", self.run.stopped)
@@ -413,12 +409,11 @@ def strategy_from(run_config: Mapping[str, Any]) -> DpFedExp:
     federation, settings = read_settings(run_config)
     given = federation.model_dump(exclude={"round_timeout", "epsilon"})
     given["budget"] = federation.budget or None
-    given["rounds"] = None if federation.rounds == "auto" else federation.rounds
     given |= {"participation": settings.build_participation(), "local": settings.build_local()}
     given["candidates"] = read_candidates(run_config) or None
     strategy = DpFedExp(settings.build_algorithm(), **given)
     sections = {key for key in run_config if key.startswith(("algorithm.", "local."))}
     own = sections - {"algorithm.delta", "algorithm.aggregation"}
     if federation.epsilon is not None and not own:
-        strategy.fit_given = {"delta": run_config.get("algorithm.delta"), "rounds": given["rounds"]}
+        strategy.fit_given = {"delta_given": "algorithm.delta" in run_config}
     return strategy

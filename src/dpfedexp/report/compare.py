@@ -11,10 +11,10 @@ from torch import nn
 from dpfedexp.algorithms import Algorithm, cdp_fedexp
 from dpfedexp.algorithms.probe import bind
 from dpfedexp.algorithms.round import Full, LargerCohort, Participation, larger_cohort, public_population
-from dpfedexp.core.local_optimizer import LocalOptimizer, Sgd
+from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.modules import Layout
 from dpfedexp.engine.advice import preflight
-from dpfedexp.engine.fit import LOCAL_STEPS, fit, rounds_for
+from dpfedexp.engine.fit import FIT_LOCAL, FIT_ROUNDS, fit
 from dpfedexp.engine.plan import EPSILONS, ROUNDS, Plan, default_delta, number, plans
 from dpfedexp.engine.plot import Chart, Panel, main_metric, name_of, over_rounds
 from dpfedexp.engine.run import Run
@@ -44,7 +44,7 @@ def plan(
     *,
     epsilon: float | None = None,
     delta: float | None = None,
-    rounds: int | None = None,
+    rounds: int = FIT_ROUNDS,
     local: LocalOptimizer | None = None,
     participation: Participation | None = None,
     secure: Secure = False,
@@ -81,8 +81,7 @@ def plan(
     if algorithm is None:
         at = default_delta(population) if delta is None else delta
         algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0 if epsilon is None else epsilon, delta=at)
-        local = Sgd(lr="auto", steps=LOCAL_STEPS)
-    rounds = rounds_for(algorithm, dimension, population, everyone) if rounds is None else rounds
+        local = FIT_LOCAL
     mechanism, *_ = bind(algorithm, local, dimension, population, everyone, rounds, secure)
     chosen = Plan.of(algorithm, everyone, population, dimension, rounds, secure, mechanism)
     # Calibrating the noise of sampled rounds takes a second for each row.
