@@ -57,6 +57,16 @@ def test_trained_in_tiles_only_the_clients_in_flight_count_their_activations():
     assert chunk.automatic_chunk(task, budget, in_flight=2) > chunk.automatic_chunk(task, budget)
 
 
+@pytest.mark.parametrize("bound", [{"batch_size": 8}, {"max_examples": 8}])
+def test_a_client_counts_with_the_rows_that_it_uses_and_few_rows_make_large_tiles(bound):
+    net = nn.Sequential(nn.Linear(5, 3))
+    task = simulated(net, federation(2, 1000), Sgd(lr=0.1, steps=1, **bound)).task
+    assert chunk.footprint(task).rows == 8
+    trainer = simulated(net, federation(2, 1000), Sgd(lr=0.1, steps=1), "fast").trainer
+    assert trainer.tile_of(1) > 10 * trainer.tile_of(1000) > 0
+    assert trainer.tile_of(1000) == trainer.tile_of(10**6) == trainer.tile
+
+
 def test_a_large_model_gets_room_for_every_core(monkeypatch):
     task = simulated(nn.Sequential(nn.Linear(5, 3)), federation(), Sgd(lr=0.1, steps=1)).task
     monkeypatch.setattr(chunk, "CPU_BUDGET", chunk.footprint(task).bytes)

@@ -90,9 +90,7 @@ def automatic_chunk(
 
 def footprint(task: Task) -> Footprint:
     sizes = task.clients.sizes
-    rows = int(sizes.max())
-    if task.local.batch_size is not None:
-        rows = min(rows, task.local.batch_size)
+    rows = min([int(sizes.max()), *filter(None, (task.local.batch_size, task.local.max_examples))])
     holder = torch.nonzero(sizes > 0).flatten()[:1]
     x, _ = task.gather(holder, torch.zeros((1, 2), dtype=torch.int64))
     moments = len(task.local.moment_names) + task.local.needs_all_gradients

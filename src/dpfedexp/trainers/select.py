@@ -223,13 +223,14 @@ class TrainerParts:
     programs: Programs
     tile: int
     fixed: bool
+    tile_of: Callable[[int], int]
 
 
 def _by_program(name: str, which: str) -> Callable[[TrainerParts], Trainer]:
     def make(parts: TrainerParts) -> Trainer:
         core, on_cpu = by_program(parts.task, getattr(parts.programs, which)), parts.task.device.type == "cpu"
         steps = Steps(parts.task, name, core, record=None if on_cpu else cuda_graph, streams=parts.streams)
-        return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed) if on_cpu else steps
+        return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed, tile_of=parts.tile_of) if on_cpu else steps
 
     return make
 
@@ -243,7 +244,8 @@ def _recorded_vectorized(parts: TrainerParts) -> Trainer:
 def _tiled_vectorized(parts: TrainerParts) -> Trainer:
     # A module draws from its clients' keys or not at all (vmap refuses other draws), so it may run on several threads.
     make = partial(Vectorized, record=False, streams=parts.streams)
-    return Parallel("tiled-vectorized", lambda: make(parts.task.copy_for_thread()), parts.tile, fixed=parts.fixed)
+    own = lambda: make(parts.task.copy_for_thread())  # noqa: E731
+    return Parallel("tiled-vectorized", own, parts.tile, fixed=parts.fixed, tile_of=parts.tile_of)
 
 
 def _tiled_loop(parts: TrainerParts) -> Trainer:
@@ -329,11 +331,15 @@ def _selected(
         return _one_by_one(task, streams, name)
     size = footprint(on)
     # A quarter of a budget is for the tiles of all threads together; the rest is for updates.
-    tile = size.tile(TILE_BYTES if budget is None else min(TILE_BYTES, budget // (4 * torch.get_num_threads())))
+    room = TILE_BYTES if budget is None else min(TILE_BYTES, budget // (4 * torch.get_num_threads()))
+    tile = size.tile(room)
     if isolated:
         tile = max(1, min(tile, -(-chunk // (2 * torch.get_num_threads()))))
+    tile_of = lambda rows: replace(size, rows=min(rows, size.rows)).tile(room)  # noqa: E731
     programs = Programs(on)
-    candidates, offered = (makers(TrainerParts(which, streams, programs, tile, isolated)) for which in (on, task))
+    candidates, offered = (
+        makers(TrainerParts(which, streams, programs, tile, isolated, tile_of)) for which in (on, task)
+    )
     if name != "auto":
         require(name in offered, f"trainer is {name!r}, which a device of type {task.device.type!r} does not have.")
         require(

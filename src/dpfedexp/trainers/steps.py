@@ -386,13 +386,22 @@ class Vectorized(Steps):
 class Parallel:
     """Runs another trainer in tiles that fit a CPU's cache, on as many threads as torch has; `make` makes one trainer per thread.
 
-    With `fixed` every tile has the same number of clients and runs on a worker thread; the caller pads the last tile.
+    With `fixed` every tile has the same number of clients and runs on a worker thread; the caller pads the last tile. Otherwise
+    `tile_of` gives the number of clients of a tile for a number of rows; `tile` is that for the largest client.
     """
 
     def __init__(
-        self, name: str, make: Callable[[], Trainer], tile: int, threads: int | None = None, *, fixed: bool = False
+        self,
+        name: str,
+        make: Callable[[], Trainer],
+        tile: int,
+        threads: int | None = None,
+        *,
+        fixed: bool = False,
+        tile_of: Callable[[int], int] | None = None,
     ) -> None:
         self.name, self.make, self.tile, self.fixed = name, make, tile, fixed
+        self.tile_of = tile_of or (lambda rows: tile)
         self.unit = tile
         self.threads = threads or torch.get_num_threads()
         self.own = local()
@@ -408,7 +417,8 @@ class Parallel:
         tile = self.tile
         if not self.fixed:
             # The last tiles decide when a chunk is done, so every thread should get a few tiles.
-            tile = max(1, min(self.tile, -(-n // (2 * self.threads)))) if self.threads > 1 else self.tile
+            tile = self.tile_of(schedule.positions.shape[-1])
+            tile = max(1, min(tile, -(-n // (2 * self.threads)))) if self.threads > 1 else tile
             if n <= tile:
                 with without_subnormals():
                     return self._trainer()(w, clients, schedule, round, correction, rates)
