@@ -128,6 +128,63 @@ def test_groups_that_share_a_client_end_the_round_before_it_is_charged(monkeypat
     assert len(ledger) == 0
 
 
+class Remembers(nn.Module):
+    """A network whose sign follows from how many different numbers of rows it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(D, 2), set()
+
+    def forward(self, x):
+        self.seen.add(x.shape[0])
+        return self.layer(x) * (-1.0) ** len(self.seen)
+
+
+def secure_votes(clients, models):
+    """The bin of each client's vote on two candidates with fixed rates, in a secure run; None for no vote."""
+    local = dp.Sgd(lr=0.1, steps=2, max_examples=32)
+    pair = [
+        dp.Candidate(model=model, local=replace(local, lr=lr)) for model, lr in zip(models, (0.1, 0.2), strict=True)
+    ]
+    algorithm = dp.cdp_fedexp(clip=1.0, target_epsilon=50.0)
+    engine = engine_of(dp.Federation.from_clients(clients, finite=False), pair, algorithm, local, secure=True)
+    draw, state = torch.Generator().manual_seed(0), engine.begin()
+    moved = {k: one.w + torch.randn(len(one.w), generator=draw, dtype=one.w.dtype) for k, one in state.players.items()}
+    rivals = {k: replace(one, w=moved[k], recent=(moved[k],)) for k, one in state.rivals.items()}
+    state = replace(state, w=moved[0], recent=(moved[0],), rivals=rivals)
+    request = Request(CANDIDATE, 1, state, engine.mechanism_of(CANDIDATE, 1.0))
+    found = {}
+    for chunk in engine.cohort.chunks(torch.arange(len(clients))):
+        for client, row in zip(chunk.tolist(), engine.cohort.rows(request, state.w.float(), chunk), strict=False):
+            found[client] = int(row.argmax()) if bool(row.any()) else None
+    return found
+
+
+def test_in_a_secure_run_a_vote_does_not_depend_on_the_sizes_of_others():
+    draw = torch.Generator().manual_seed(1)
+    clients = [(torch.randn(n, D, generator=draw), torch.randint(2, (n,), generator=draw)) for n in (30, 3, 9, 17, 2)]
+    found = []
+    for size in (9, 0):
+        given = [(x[:size], y[:size]) if number == 2 else (x, y) for number, (x, y) in enumerate(clients)]
+        torch.manual_seed(0)
+        found.append(secure_votes(given, [Remembers(), Remembers()]))
+    assert found[1].pop(2) is None
+    assert found[0].pop(2) is not None
+    assert found[0] == found[1]
+
+
+def test_a_client_does_not_vote_for_a_candidate_that_fails_on_its_rows():
+    draw = torch.Generator().manual_seed(1)
+    clients = [(torch.randn(4, D, generator=draw), torch.randint(2, (4,), generator=draw)) for _ in range(4)]
+    clients[2] = (clients[2][0], clients[2][1] * 0 + 4)  # a label that only the wide network knows
+    clients[3] = (clients[3][0] * math.nan, clients[3][1])
+    for wide in (0, 1):
+        models = [nn.Linear(D, 2), nn.Linear(D, 2)]
+        models[wide] = nn.Linear(D, 5)
+        votes = secure_votes(clients, models)
+        assert (votes[2], votes[3]) == (wide, None)
+
+
 def test_requests_of_one_round_must_cost_the_same_and_have_groups_of_their_own():
     engine, ledger = engine_of(problem(), [GOOD, BAD]), Ledger.in_memory()
     first, second = requests(engine)

@@ -12,6 +12,7 @@ from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.runner import epsilon_so_far, next_known
+from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.train import make_evaluator
 from dpfedexp.models import linear_regression
 from tests.arguments import arguments
@@ -176,3 +177,18 @@ def test_a_second_fit_on_the_same_clients_states_what_both_cost_and_keeps_to_the
     assert first.privacy.epsilon_total == pytest.approx(4.0, abs=1e-6)
     assert "budget" in second.stopped
     assert 4.0 < second.privacy.epsilon_total <= 5.0
+
+
+def test_what_another_run_charges_while_clients_train_counts_towards_the_budget(monkeypatch):
+    ledger, answer, delta = Ledger.in_memory(), Simulation.answer, 1e-5
+
+    def slow(cohort, request):
+        if len(ledger) == 0:
+            ledger.charge(1, central_gaussian(1.0), run="another")
+        return answer(cohort, request)
+
+    monkeypatch.setattr(Simulation, "answer", slow)
+    other = compose([(central_gaussian(1.0), 1)], delta).epsilon
+    made = fit(linear_regression(3), federation(150), rounds=3, epsilon=4, ledger=ledger, budget=other, delta=delta)
+    assert "budget" in made.stopped
+    assert [entry.run for entry in ledger.entries] == ["another"]

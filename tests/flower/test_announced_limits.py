@@ -35,9 +35,24 @@ def reason(mechanism, **given) -> str:
     return reply.error.reason
 
 
-@pytest.mark.parametrize("config", [{}, LOCAL, {**OPEN, "federation.clients": -1}], ids=["none", "local", "broken"])
+@pytest.mark.parametrize("config", [{}, LOCAL], ids=["none", "local"])
 def test_mechanism_none_is_refused_unless_the_configuration_announces_it(config):
     assert "mechanism 'none'" in reason(NoPrivacy(), run_config=config)
+
+
+@pytest.mark.parametrize("mechanism", [GOOD, LocalGaussian(1e6, 0.001), NoPrivacy()], ids=["good", "dear", "none"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"candidates.a.rate": 1.0},
+        {"federation.epsilom": 1.0},
+        {"federation.evaluate": "10 classes"},
+        {"federation.clients": -1},
+    ],
+    ids=["candidates", "typo", "evaluation", "value"],
+)
+def test_a_configuration_whose_limits_cannot_be_read_is_refused_and_not_taken_from_the_request(more, mechanism):
+    assert "announces no limits that this node can check" in reason(mechanism, run_config={**LOCAL, **more})
 
 
 def test_mechanism_none_is_accepted_where_the_configuration_or_the_guard_says_so(tmp_path):

@@ -6,6 +6,7 @@ import itertools
 import re
 import tomllib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from dpfedexp.flower.app_settings import read_candidates
 from dpfedexp.flower.client import AnnouncedLimits, admit_announced, try_training
 from dpfedexp.flower.guard import Guard, Refused
 from dpfedexp.flower.messages import MODEL, REQUEST, ROWS, NodeRequest, as_array, layout_of
+from dpfedexp.mechanisms import CentralGaussian
 from tests.engine.small import Crash, crash_in
 
 from ..engine.test_cohorts import (
@@ -190,6 +192,7 @@ def test_a_guard_for_the_whole_epsilon_admits_the_run_and_charges_a_second_updat
     limits = {"max_epsilon_per_round": EPSILON, "max_epsilon_total": EPSILON, "max_clip": 1e9}
     file = guard_file(tmp_path, **limits, mechanisms=["central-gaussian"])
     grid = tournament_grid(config)
+    file.write_text(file.read_text() + "max_candidates = 3\n")
     grid.contexts[1].node_config["dpfedexp-guard"] = str(file)
     strategy = play(config, grid)
     guard = Guard.load(file)
@@ -199,16 +202,26 @@ def test_a_guard_for_the_whole_epsilon_admits_the_run_and_charges_a_second_updat
     made = AnnouncedLimits.of_run(config, 6)
     (tmp_path / "second").mkdir()
     wide = dict.fromkeys(limits, 1000000.0)
-    other = Guard.load(guard_file(tmp_path / "second", **wide, mechanisms=["central-gaussian"]))
-    for candidate in (0, 1):
-        other.admit(asked(made.mechanism, UPDATE, 1, candidate=candidate), run="r")
-        other.admit(asked(made.others[RATE][0], RATE, candidate=candidate), run="r")
-    with other.open_ledger() as ledger:
-        mu = Counter()
-        for entry in ledger.entries:
-            mu[entry.event.question] += entry.event.mu**2
-    assert mu[""] == pytest.approx((2 * made.mechanism.client_event().mu) ** 2)
-    assert mu[RATE] == pytest.approx(2 * made.others[RATE][0].client_event().mu ** 2)
+    strict = Guard.load(guard_file(tmp_path / "second", **wide, mechanisms=["central-gaussian"]))
+    for run, guard, votes in (("r", replace(strict, max_candidates=2), 2), ("s", strict, 4)):
+        for candidate in (0, 1):
+            guard.admit(asked(made.mechanism, UPDATE, 1, candidate=candidate), run=run)
+            guard.admit(asked(made.others[RATE][0], RATE, candidate=candidate), run=run)
+        with guard.open_ledger() as ledger:
+            mu = Counter()
+            for entry in ledger.entries:
+                if entry.run.startswith(run):
+                    mu[entry.event.question] += entry.event.mu**2
+        assert mu[""] == pytest.approx((2 * made.mechanism.client_event().mu) ** 2)
+        assert mu[RATE] == pytest.approx(votes * made.others[RATE][0].client_event().mu ** 2)
+
+
+def test_a_candidate_that_costs_more_than_the_first_is_refused(tmp_path):
+    dear = {"candidates.net.algorithm.noise_multiplier": 0.01, "candidates.net.algorithm.clip": 1000.0}
+    context = Context(1, 1, {}, RecordDict(), config_of(tmp_path, **GIVEN, **dear, **{"federation.epsilon": None}))
+    request = asked(CentralGaussian(1000.0, 0.01), UPDATE, 1, candidate=2)
+    with pytest.raises(Refused, match="candidates cost different epsilons"):
+        admit_announced(request, context, 6)
 
 
 def test_two_aggregators_add_all_groups_of_a_round_in_one_answer(tmp_path, monkeypatch):

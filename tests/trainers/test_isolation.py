@@ -275,6 +275,28 @@ def test_shapes_that_do_not_fit_the_memory_end_the_run_where_they_are_public():
     assert torch.equal(train_isolated(learn, clients, 2, like=like, public=False), torch.zeros(4, 3))
 
 
+def test_shapes_that_follow_from_a_clients_size_class_do_not_end_the_run():
+    """A client with 8 rows needs more memory than one with 4: the end of the run would tell which one it has."""
+    run = secured(net(), federation(8, 1), Sgd(lr=0.1, steps=2, max_examples=8))
+    trainer = run.trainer
+
+    class Small:
+        name, unit = trainer.name, trainer.unit
+
+        def __call__(self, w, clients, plan, *more):
+            if plan.positions.shape[-1] > 4:
+                raise MemoryError
+            return trainer(w, clients, plan, *more)
+
+    run, trained = replace(run, trainer=Small()), set()
+    w, sizes = run.task.layout.read(run.task.model).float(), run.task.clients.sizes
+    request = Mock(purpose=UPDATE, round=1, local_rate=None, state=Mock(control=None))
+    for chunk in run.chunks(torch.arange(16)):
+        rows = run.updates(request, w, chunk)
+        trained |= {client for client, row in zip(chunk.tolist(), rows, strict=False) if bool(row.any())}
+    assert trained == set(torch.nonzero((sizes > 0) & (sizes <= 4)).flatten().tolist())
+
+
 def test_a_model_that_is_written_while_clients_train_ends_the_round_before_it_is_charged():
     engine = bound(net(), federation(4, 1), LOCALS["full batch"], algorithm=PRIVATE, secure=True)
     simulation = engine.cohort

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -101,6 +102,7 @@ class Ledger:
     ) -> None:
         self.header = header
         self._entries = entries
+        self.lock = threading.Lock()
         self._after: list[list[str]] = [[]]
         """For each number of charges, the hashes of the last charge and of the seals after it."""
         self.seals: list[tuple[int, str, dict[str, str]]] = []

@@ -581,10 +581,15 @@ class Engine:
             noise += f", candidate {request.state.candidate}"
         if budget is not None:
             ledger.check(budget, event, round=number, run=self.run, noise=noise)
+        checked = len(ledger)
 
         def charge() -> None:
             try:
-                ledger.charge(number, event, run=self.run, noise=noise)
+                with ledger.lock:
+                    # Another run may have charged the ledger while the clients trained.
+                    if budget is not None and len(ledger) != checked:
+                        ledger.check(budget, event, round=number, run=self.run, noise=noise)
+                    ledger.charge(number, event, run=self.run, noise=noise)
             except OSError as error:
                 raise LedgerError(f"{what} can't be charged: {error.strerror}. Nothing of it was released.") from None
             self.on_charge()

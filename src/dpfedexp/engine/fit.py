@@ -74,7 +74,8 @@ def fit(
         delta: δ of the guarantee; by default a tenth of 1/M, and at most 10⁻⁵.
         rounds: the number of rounds.
         ledger: a file or a `Ledger` that several runs on the same clients charge; the statement then covers all of them.
-        budget: the ε that all runs of the ledger together must not exceed; training stops before the round that would.
+        budget: the ε that all runs of the ledger together must not exceed; training stops before the round that
+            would, by the `delta` of this run.
         out: the folder of the run, new or empty, for the files of `dpfedexp fit`: model, metrics, ledger, privacy statement
             and checkpoint. The same call resumes an interrupted run.
 

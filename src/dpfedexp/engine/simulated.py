@@ -201,8 +201,7 @@ class Simulation(Cohort):
             def loss(who: Tensor, own: Simulation = own, model: Tensor = model) -> Tensor:
                 return own.loss_after(model, model.new_zeros(len(who), len(model)), who, request.round)[:, None]
 
-            found = own._of_holders(loss, clients, 1, w.device)[: len(clients), 0]
-            losses[:, number] = torch.nan_to_num(found, nan=math.inf)
+            losses[:, number] = own._of_holders(loss, clients, 1, w.device, fill=math.inf)[: len(clients), 0]
         holds = (self.task.clients.sizes[clients] > 0).to(losses.device) & losses.isfinite().any(1)
         rows = bin_answers(torch.where(holds, losses.argmin(1) + 1, 0), bin_count(CANDIDATE))
         return pad(rows, (0, 0, 0, -len(rows) % self.unit)) if self.unit else rows
@@ -265,9 +264,15 @@ class Simulation(Cohort):
         return self._of_holders(answers, clients, bin_count(request.purpose), w.device)
 
     def _of_holders(
-        self, rows_of: Callable[[Tensor], Tensor], clients: Tensor, width: int, device: torch.device
+        self,
+        rows_of: Callable[[Tensor], Tensor],
+        clients: Tensor,
+        width: int,
+        device: torch.device,
+        *,
+        fill: float = 0.0,
     ) -> Tensor:
-        """Return the rows of clients that hold data, and zeros for clients without data.
+        """Return the rows of clients that hold data, and zeros for clients without data; `fill` where an isolated client fails.
 
         In an isolated run, where no client's data may change another client's row, the clients are padded to a multiple
         of `unit`, so that every tensor has the same shape. The rows of the padding are zero.
@@ -278,7 +283,8 @@ class Simulation(Cohort):
             return torch.zeros(len(clients), width, device=device) if empty else rows_of(clients)
         filled, real = padded(clients, sizes, self.unit)
         like = torch.zeros(width, device=device)
-        rows = train_isolated(rows_of, filled, self.unit, like=like, public=self._shapes_are_public)
+        public = self._shapes_are_public and not self._by_class
+        rows = train_isolated(rows_of, filled, self.unit, like=like, public=public, fill=fill)
         return rows if bool(real.all()) else torch.where(real.to(device)[:, None], rows, torch.zeros_like(rows))
 
     @property

@@ -37,7 +37,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor, nn
 
-from dpfedexp.algorithms.probe import CANDIDATE, CLIP, RATE, SCALE, UPDATE, Extras, bind, evaluation_count
+from dpfedexp.algorithms.probe import CANDIDATE, CLIP, RATE, SCALE, UPDATE, Extras, Probe, bind, evaluation_count
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import clip
@@ -72,6 +72,8 @@ ENFORCED = "dpfedexp-enforced"
 KEY_VARIABLE, KEY_NODE = "DPFEDEXP_HELPER_KEY", "dpfedexp-helper-key"
 _OWN_CONTROL = "dpfedexp.own-control"
 _ANNOUNCED_LIMITS = "dpfedexp.announced-limits"
+SECTIONS = ("federation", "algorithm", "local", "participation", "candidates")
+"""This library's sections of a run's configuration; with any of them, the limits that it announces must be readable."""
 _DELTA = 1e-5
 """The δ at which log and error messages show ε. Costs are compared by μ, or by the pure ε of a PrivUnit report."""
 _ROUNDING = 1 + 1e-6
@@ -544,6 +546,8 @@ class AnnouncedLimits:
 @lru_cache(maxsize=16)
 def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int, candidate: int) -> AnnouncedLimits | None:
     """The limits of a configuration, cached: calibration takes seconds, and Flower's simulation has many nodes per process."""
+    if not any(name.partition(".")[0] in SECTIONS for name, _ in run_config):
+        return None
     try:
         federation, settings = read_settings(dict(run_config))
         algorithm, participation = settings.build_algorithm(), settings.build_participation()
@@ -551,12 +555,17 @@ def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int, candidat
         many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
         extras = plan_comparison(candidates, local, rounds)[2] if candidates else Extras()
         extras = replace(extras, evaluations=many)
-        for one in candidates[candidate : candidate + 1]:
-            algorithm, local = one.algorithm or algorithm, one.local or local
-        whole = (dimension, federation.clients, participation, rounds, algorithm.private)
-        mechanism, probe, others = bind(algorithm, local, *whole, extras=extras)
-    except InputError:
-        return None
+
+        def bound(one: Candidate) -> tuple[Mechanism, Probe | None, dict[str, Mechanism]]:
+            rule, own = one.algorithm or algorithm, one.local or local
+            return bind(rule, own, dimension, federation.clients, participation, rounds, rule.private, extras=extras)
+
+        mechanism, probe, others = bound(candidates[candidate] if candidate < len(candidates) else Candidate())
+        if candidates:
+            first = bound(candidates[0])[0]
+            require(mechanism.client_event() == first.client_event(), "candidates cost different epsilons")
+    except InputError as reason:
+        raise Refused(f"the run's configuration announces no limits that this node can check: {reason}") from None
     often = {EVALUATION: many, CANDIDATE: extras.candidate_votes}
     if probe is not None:
         scales = len(probe.scale_rounds) if extras.scale_votes is None else extras.scale_votes
@@ -600,7 +609,7 @@ def admit_announced(request: NodeRequest, context: Context, dimension: int) -> N
             _DELTA,
         )
     said: dict[str, Any] = {
-        "mechanism": encode(announcement.mechanism),
+        "mechanism": kept.get("mechanism", encode(announcement.mechanism)),
         "rounds": announcement.rounds,
         sized: dimension,
     }

@@ -14,6 +14,7 @@ The file is on the node; the server and the uploaded app can't change it:
     helper_key = "…"             # with two-party aggregation: the public key of the helper that this site trusts
     apps = ["9f2c…"]             # for `dpfedexp node`: hashes of the apps that may run here
     overrides = []               # for `dpfedexp node`: the settings that a run may override (`-c`); all settings if missing
+    max_candidates = 1           # of a run; above 1, each may have its own votes, and the server is trusted not to add them up
     answer_failures = false      # for `dpfedexp node`: true answers an app's failure with a charged report of zero
     id = "ward 7"                # the id of guard and ledger; if missing, drawn at random and written here at the first use
 
@@ -51,7 +52,7 @@ from dpfedexp.accounting import Event, Ledger
 from dpfedexp.accounting.compose import Charges, compose
 from dpfedexp.accounting.events import NonPrivateEvent
 from dpfedexp.accounting.ledger import LedgerMark, head_path
-from dpfedexp.algorithms.probe import CLIP, LATER, RATE, SCALE
+from dpfedexp.algorithms.probe import CLIP, LATER, MOST_CANDIDATES, RATE, SCALE
 from dpfedexp.core.noise import ChaChaNoise, Noise
 from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
 from dpfedexp.errors import InputError, LedgerError, checked, is_count, nearest, require
@@ -212,13 +213,16 @@ class Guard(Limits):
     helper_key: str | None = None
     apps: tuple[str, ...] = ()
     overrides: tuple[str, ...] | None = None
+    max_candidates: int = 1
     answer_failures: bool = False
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """Load a guard file; raises `InputError` if it can't be read or lacks a limit."""
         path = Path(path)
-        values = read_limits(path, "guard", optional=("helper_key", "apps", "overrides", "answer_failures"))
+        values = read_limits(
+            path, "guard", optional=("helper_key", "apps", "overrides", "max_candidates", "answer_failures")
+        )
         if "helper_key" in values:
             values["helper_key"] = check_public(values["helper_key"], "guard: helper_key")
         apps = values.get("apps", [])
@@ -230,6 +234,8 @@ class Guard(Limits):
             overrides is None or (isinstance(overrides, list) and all(isinstance(name, str) for name in overrides)),
             f'guard: overrides is {overrides!r}; it must be a list of settings, such as ["federation.folder"].',
         )
+        many = values.get("max_candidates", 1)
+        require(is_count(many), f"guard: max_candidates is {many!r}; it must be a positive whole number.")
         failures = values.get("answer_failures", False)
         require(isinstance(failures, bool), f"guard: answer_failures is {failures!r}; it must be true or false.")
         names = None if overrides is None else tuple(overrides)
@@ -238,15 +244,16 @@ class Guard(Limits):
     def admit(self, request: NodeRequest, *, run: str = "", app: str = "", charge: bool = True) -> None:
         """Write the charge for an answer to the ledger if every limit allows it; raise `Refused` otherwise.
 
-        The limit per round covers all answers to one round of one run, for any of the node's clients. The ledger's line has
-        Flower's id of the run and the app's hash. With `charge=False` the limits are only checked.
+        The limit per round covers all answers to one round of one run, for any of the node's clients, priced as if the server added
+        them into one sum; only the votes of up to `max_candidates` candidates count as sums of their own. The ledger's line
+        has Flower's id of the run and the app's hash. With `charge=False` the limits are only checked.
         """
         self.check_mechanism(request.mechanism)
         event, count = node_charge(request.mechanism, request.size)
         self.check_round([(event, count)])
         # A client answers each candidate's votes on its rate and clip, but one update and one vote on the best candidate.
-        if request.candidate and request.purpose in (RATE, CLIP, SCALE):
-            run += f", candidate {request.candidate}"
+        if (candidate := min(request.candidate, self.max_candidates - 1)) and request.purpose in (RATE, CLIP, SCALE):
+            run += f", candidate {candidate}"
         with self.open_ledger() as ledger:
             # Votes before the first round share its number; the limit per round applies to each question separately.
             asked = (run, request.round, event.question)
@@ -309,13 +316,15 @@ class HelperFile(Limits):
         if len(costs) > 1 or (len(groups) > 1 and question):
             raise Refused("several groups are for the updates of one round, all at the same cost.")
         self.check_round([(event, 1)])
+        if round_.candidate >= MOST_CANDIDATES:
+            raise Refused(f"candidate {round_.candidate} does not exist; a run has at most {MOST_CANDIDATES}.")
         nonces, candidate = {other.nonce for other, _ in groups}, f"candidate {round_.candidate}"
         with self.open_ledger() as ledger:
             # Votes before the first round share number 0, and an evaluation has the number of its round; each is answered once,
             # votes on a rate or a clip once for every candidate.
             once = question not in (RATE, CLIP, SCALE)
             own = [entry for entry in ledger.entries if entry.run == round_.run and entry.round >= round_.number]
-            same = [e for e in own if question in ("", e.event.question) and (once or candidate in e.noise)]
+            same = [e for e in own if question in ("", e.event.question) and (once or e.noise.endswith(candidate))]
             later = [entry.round for entry in own if entry.round > round_.number or entry in same]
             if later:
                 raise Refused(

@@ -7,9 +7,9 @@ authenticate the sender; the network layer must check the identity of a client.
 
 Formal guarantee: an answer of the helper contains noise of full size that only the helper knows, and is charged on disk before the
 noise is drawn. There is at most one answer per round of a run and per nonce, for any set of clients; round numbers of a run only
-increase. The answer to a round of a tournament has a sum for each candidate, over disjoint sets of clients. The helper never adds
-the masks of fewer clients than its minimum. The cost does not depend on the sets of clients, even if the server invents clients:
-one client changes one sum, by at most 2C.
+increase. In a tournament the answer to a round has a sum for each candidate, over disjoint sets of clients, and votes on a rate or
+a clip have an answer for each candidate. The helper never adds the masks of fewer clients than its minimum. The cost does not
+depend on the sets of clients, even if the server invents clients: one client changes one sum, by at most 2C.
 """
 
 import hashlib

@@ -61,7 +61,7 @@ class ClientLosses:
                 own = () if keys is None else (keys[at],)
                 ask = self._asked_alone if self.alone else self._asked
                 found.append(ask(w + rows[at], clients[at], plan.part(at), round, *own))
-        return torch.nan_to_num(torch.cat(found), nan=torch.inf)
+        return torch.nan_to_num(torch.cat(found), nan=torch.inf, posinf=torch.inf)
 
     def _asked(self, own: Tensor, clients: Tensor, plan: Schedule, round: int, *keys: Tensor) -> Tensor:
         x, y, weights = batches(self.task, clients, plan, self.streams, round)(0)

@@ -261,7 +261,7 @@ def is_isolated(trainer: Trainer, task: Task, width: int, rows: int | None = Non
     """Whether synthetic clients' rows are the same, bit for bit, with other clients and in every place of a chunk of `width`.
 
     `task` has synthetic clients, of size class `rows` (the largest by default). Rows are compared as trained, and clipped and
-    lifted; with an automatic rate also the losses by which it is chosen. A client that is trained alone must not depend on earlier
+    lifted; so are the losses by which clients vote. A client that is trained alone must not depend on earlier
     clients either.
     """
     draw = np.random.default_rng(0)
@@ -277,7 +277,7 @@ def is_isolated(trainer: Trainer, task: Task, width: int, rows: int | None = Non
     w = task.layout.read(task.model).float().to(task.device)
     radius: float | None = None
     seen: dict[int, list[Tensor]] = {}
-    asked = ClientLosses(task, trainer, Streams(0), unit=trainer.unit or width) if task.has_client_rates else None
+    asked = ClientLosses(task, trainer, Streams(0), unit=trainer.unit or width)
     for order in orders:
         clients = torch.from_numpy(order.copy())
         # A step with a rate per client is another operation than a step with the optimizer's rate, and rounds differently.
@@ -286,10 +286,8 @@ def is_isolated(trainer: Trainer, task: Task, width: int, rows: int | None = Non
         if radius is None:
             radius = max(1e-6, float(row_norms(updates).median()))
         lifted = lift(clip(updates, radius).vectors, radius)
-        losses = updates.new_zeros(len(updates), 1)
-        if asked is not None:
-            everything = _plan(task, all_rows(task.local.max_examples), sizes[clients], clients)
-            losses = asked(w, updates, clients, everything, 1)[:, None]
+        everything = _plan(task, all_rows(task.local.max_examples), sizes[clients], clients)
+        losses = asked(w, updates, clients, everything, 1)[:, None]
         for client, *found in zip(order.tolist(), updates, lifted, losses, strict=True):
             before = seen.setdefault(client, found)
             if not all(map(_same_bits, before, found)):
@@ -337,9 +335,9 @@ def padded(clients: Tensor, sizes: Tensor, unit: int) -> tuple[Tensor, Tensor]:
 
 
 def train_isolated(
-    learn: Callable[[Tensor], Tensor], clients: Tensor, unit: int, *, like: Tensor, public: bool
+    learn: Callable[[Tensor], Tensor], clients: Tensor, unit: int, *, like: Tensor, public: bool, fill: float = 0.0
 ) -> Tensor:
-    """Train clients; a client on whose data the model or the loss fails gets a zero row and does not stop the others.
+    """Train clients; a client on whose data the model or the loss fails gets a row of `fill` and does not stop the others.
 
     A run that stops would reveal something about the client's data. After a failure every client is trained alone in the same
     shape, where its row is the same bit for bit. `learn` returns the rows of a multiple of `unit` clients, `like` are the
@@ -349,7 +347,7 @@ def train_isolated(
         return learn(clients)
     except Exception as error:
         _about_the_run(error, public)
-    rows = torch.zeros(len(clients), len(like), device=like.device)
+    rows = torch.full((len(clients), len(like)), fill, device=like.device)
     for row, client in zip(rows, clients, strict=True):
         try:
             row.copy_(learn(client.repeat(unit))[0])
