@@ -101,9 +101,12 @@ def fit(
     declared = public_population("replace-one", participation or Full(), len(clients))
     delta_given = default_delta(declared) if delta is None else delta
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta_given)
-    given: dict[str, Any] = {"epsilon": float(epsilon), "delta": delta, "execution": execution}
-    given |= {"rounds": None if rounds == FIT_ROUNDS else rounds}
-    given |= {"participation": participation, "budget": budget, "secure": secure or None}
+    given: dict[str, Any] = {
+        "epsilon": float(epsilon),
+        "delta": delta,
+        "rounds": None if rounds == FIT_ROUNDS else rounds,
+    }
+    given |= {"execution": execution, "participation": participation, "budget": budget, "secure": secure or None}
     named = [f"{name}={argument_text(value)}" for name, value in given.items() if value is not None]
     call = f"fit({', '.join([type(model).__name__, type(clients).__name__, *named])})"
     folder = run_folder_of(out, call) if rank() == 0 else None
