@@ -102,6 +102,21 @@ def test_groups_that_are_not_those_of_one_round_are_refused(first, second, words
     assert charges(file) == 0
 
 
+def test_a_vote_on_the_rate_has_one_answer_for_each_candidate_and_no_candidate_more(file):
+    def admit(*candidates, question=VOTE, number=0):
+        file.admit(*((replace(round_of(number=number, mechanism=question), candidate=n), question) for n in candidates))
+
+    for candidate in (0, 1, 7):
+        admit(candidate)
+    with pytest.raises(Refused, match="every round is answered once"):
+        admit(1)
+    with pytest.raises(Refused, match="candidate 8 does not exist; a run has at most 8"):
+        admit(8)
+    with pytest.raises(Refused, match="candidate 9 does not exist"):
+        admit(0, 9, question=MECHANISM, number=1)
+    assert charges(file) == 3
+
+
 def test_a_client_is_in_one_group(file):
     """The attack: the sums of two groups that share all clients but one are the row of that client."""
     rounds, units, key = (round_of(), round_of()), rows(), public_key(file)

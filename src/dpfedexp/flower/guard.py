@@ -316,8 +316,8 @@ class HelperFile(Limits):
         if len(costs) > 1 or (len(groups) > 1 and question):
             raise Refused("several groups are for the updates of one round, all at the same cost.")
         self.check_round([(event, 1)])
-        if round_.candidate >= MOST_CANDIDATES:
-            raise Refused(f"candidate {round_.candidate} does not exist; a run has at most {MOST_CANDIDATES}.")
+        if (last := max(other.candidate for other, _ in groups)) >= MOST_CANDIDATES:
+            raise Refused(f"candidate {last} does not exist; a run has at most {MOST_CANDIDATES}.")
         nonces, candidate = {other.nonce for other, _ in groups}, f"candidate {round_.candidate}"
         with self.open_ledger() as ledger:
             # Votes before the first round share number 0, and an evaluation has the number of its round; each is answered once,
