@@ -160,8 +160,8 @@ class DpFedExp(Strategy):
             self.tau_eta_l = local.tau_eta_l(local.steps)
         self.run: Run | None = None
         """The result of the run, once `start` has returned."""
-        self.fit_given: dict[str, Any] | None = None
-        """Arguments of `describe_choices`, for a run that chooses its own settings."""
+        self.delta_given: bool | None = None
+        """Whether the settings give δ; None for a run that does not choose its own settings."""
         self._open: OpenRun | None = None
 
     @property
@@ -316,8 +316,9 @@ class DpFedExp(Strategy):
         except RoundFailed as reason:
             _log.error("Stopped: %s", reason)
             raise
-        if self.fit_given is not None:
-            choices = describe_choices(self.run, self.algorithm, **self.fit_given, candidates=self.candidates)
+        if self.delta_given is not None:
+            own = self.delta_given
+            choices = describe_choices(self.run, self.algorithm, delta_given=own, candidates=self.candidates)
             self.run = with_choices(self.run, choices, self.folder)
         if self.run.stopped:
             _log.warning("Stopped: %s", self.run.stopped)
@@ -415,5 +416,5 @@ def strategy_from(run_config: Mapping[str, Any]) -> DpFedExp:
     sections = {key for key in run_config if key.startswith(("algorithm.", "local."))}
     own = sections - {"algorithm.delta", "algorithm.aggregation"}
     if federation.epsilon is not None and not own:
-        strategy.fit_given = {"delta_given": "algorithm.delta" in run_config}
+        strategy.delta_given = "algorithm.delta" in run_config
     return strategy

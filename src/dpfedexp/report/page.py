@@ -173,7 +173,7 @@ def report(folder: Path, *, title: str = "", order: Sequence[str] = (), command:
     `title` is for a page of saved sections, `order` the names of those that come first, `command` what writes the page again.
     """
     if not folder.is_dir():
-        raise InputError(f"the folder {str(folder)!r} does not exist; name one that a run, a demo or `paper` wrote.")
+        raise InputError(f"the folder {str(folder)!r} does not exist; name one that a run or a demo wrote.")
     page = _page(folder, title, order)
     with writing(folder):
         replace_text(folder / REPORT, render(replace(page, command=command or f"dpfedexp report {folder}"), folder))
