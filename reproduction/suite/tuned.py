@@ -54,6 +54,7 @@ class FitRun(SuiteRun):
         rule = {"scale_times": list(local_rate.SCALE_TIMES), "shake": local_rate.SHAKE}
         rule |= {"prior": [local_rate.PRIOR_RATE, local_rate.PRIOR_WEIGHT, local_rate.LARGE_NOISE]}
         rule |= {"subtracted": step_size.NOISE_SUBTRACTED, "rounds": FIT_ROUNDS, "local": str(FIT_LOCAL)}
+        rule |= {"few_rows": local_rate.FEW_ROWS}
         return {**super().full_settings, **rule}
 
 

@@ -26,6 +26,8 @@ from dpfedexp.core.local_rate import (
 )
 
 CLEAN = 1e-6
+MANY = 10**9
+"""So many rows that a client may lose half of its loss and no more."""
 
 
 def valley(best, floor=0.0):
@@ -43,7 +45,8 @@ def valley(best, floor=0.0):
 def test_a_client_finds_its_own_best_rate_wherever_it_is_on_the_grid(at):
     after = valley([RATES[at] * 1.1, RATES[at] * 0.9], 0.5)
     for unit in (1.0, 4.0):
-        found = best_rates(torch.full((2,), unit).double(), lambda rates, unit=unit: unit * after(rates))
+        many = torch.full((2,), MANY)
+        found = best_rates(torch.full((2,), unit).double(), many, lambda rates, unit=unit: unit * after(rates))
         assert found.tolist() == [at + 1] * 2
 
 
@@ -56,13 +59,25 @@ def test_a_client_stops_where_its_loss_rises_or_falls_by_more_than_half_and_says
         second, fifth = 1.0 - 6.0 * rates[1].clamp_max(0.15), -2.0 - rates[4].clamp_max(0.09)
         return torch.stack([first[0], second, before[2], 1.0 + rates[3], fifth, before[5]])
 
-    found = best_rates(before, after).tolist()
+    found = best_rates(before, torch.full((6,), MANY), after).tolist()
     grid = [None if place == 0 else RATES[place - 1] for place in found]
     assert grid[0] == pytest.approx(10**-0.5)
     assert grid[1] == pytest.approx(10**-1.5)
     assert grid[2] is None
     assert grid[3] == RATES[0] == grid[5]
     assert grid[4] >= 0.1
+
+
+@pytest.mark.parametrize(("drop", "passing"), [(0.45, 3), (0.7, 2), (0.9, 1), (0.97, 0)])
+def test_a_client_with_few_rows_may_lose_more_of_its_loss(drop, passing):
+    """One row may lose 95% of its loss, nine rows 75%, very many rows half."""
+    sizes = torch.tensor([1, 9, MANY])
+
+    def after(rates):
+        return 1.0 - drop * (rates > 0.05).double() - 1e-3 * rates.clamp_max(0.2)
+
+    found = best_rates(torch.ones(3).double(), sizes, after)
+    assert [RATES[place - 1] > 0.05 for place in found.tolist()] == [number < passing for number in range(3)]
 
 
 def test_a_norm_stands_at_the_nearest_radius():

@@ -30,8 +30,9 @@ LARGE_NOISE = 1.0
 """Noise is large if the norm of the noise in a round's mean update exceeds this many times the clip."""
 SHAKE = 0.5
 """The public noise of a vote on the factor, over the noise of all remaining rounds. Later rounds correct some earlier noise."""
-MAX_LOSS_DROP = 0.5
-"""The largest share of its loss that a client may lose in a round. A larger drop means that it overfits: the rate is too large."""
+MAX_LOSS_DROP, FEW_ROWS = 0.5, 9.0
+"""The largest share of its loss that a client with many rows may lose in a round. A larger drop means that it overfits: the rate is
+too large. A client with m rows may lose 1 − ½·m/(m + 9): a few rows are learned by heart at any rate at which the model moves."""
 PRIOR_RATE, PRIOR_SPREAD, SCALE_SPREAD = 0.2, 2.0, 1.0
 """The prior before any vote: a rate of about 0.2, within two bins; and for later votes a factor of 1, within one bin."""
 PRIOR_WEIGHT, MAX_CORRECTION = 2 / 3, 1.0
@@ -58,18 +59,20 @@ FALL_SPEED = 2.0
 """How fast the rate falls: a round in which no client improved lowers it by e^(−2·0.9)."""
 
 
-def best_rates(before: Tensor, after: Callable[[Tensor], Tensor]) -> Tensor:
+def best_rates(before: Tensor, sizes: Tensor, after: Callable[[Tensor], Tensor]) -> Tensor:
     """Each client's best rate, as an index on `RATES` counted from 1; 0 for a client whose loss no rate changes, [n].
 
-    A client goes up by decades while its loss falls by at most half; then it tries half a decade to either side. It stops where
-    its loss first rises: beyond a rate at which the model diverges, a larger one may give a constant model, which has a lower loss
-    but is no better rate. Where the smallest rate is already too large, the client votes for the smallest.
+    A client goes up by decades while its loss falls by at most half (more with few rows); then it tries half a decade to either side.
+    It stops where its loss first rises: beyond a rate at which the model diverges, a larger one may give a constant model, which has
+    a lower loss but is no better rate. Where the smallest rate is already too large, the client votes for the smallest.
 
     Args:
         before: the clients' losses on the initial model, [n].
+        sizes: how many rows each client has, [n].
         after: a function from one rate per client to the clients' losses after the local steps, [n] to [n].
     """
-    floor, flat = before - MAX_LOSS_DROP * before.abs(), SAME_LOSS * before.abs()
+    drop = 1.0 - (1.0 - MAX_LOSS_DROP) * sizes / (sizes + FEW_ROWS)
+    floor, flat = before - drop * before.abs(), SAME_LOSS * before.abs()
     walking, moved = torch.ones_like(before, dtype=torch.bool), torch.zeros_like(before, dtype=torch.bool)
     place, least = torch.zeros_like(before, dtype=torch.int64), before
     for number in range(0, len(RATES), 2):
