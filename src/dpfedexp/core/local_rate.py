@@ -62,9 +62,9 @@ FALL_SPEED = 2.0
 def best_rates(before: Tensor, sizes: Tensor, after: Callable[[Tensor], Tensor]) -> Tensor:
     """Each client's best rate, as an index on `RATES` counted from 1; 0 for a client whose loss no rate changes, [n].
 
-    A client goes up by decades while its loss falls by at most half (more with few rows); then it tries half a decade to either side.
-    It stops where its loss first rises: beyond a rate at which the model diverges, a larger one may give a constant model, which has
-    a lower loss but is no better rate. Where the smallest rate is already too large, the client votes for the smallest.
+    A client goes up by decades while its loss falls by at most half (more with few rows); then it tries half a decade to either
+    side. It stops where its loss first rises: beyond a rate at which the model diverges, a larger one may give a constant model,
+    which has a lower loss but is no better rate. Where the smallest rate is already too large, the client votes for the smallest.
 
     Args:
         before: the clients' losses on the initial model, [n].

@@ -259,7 +259,9 @@ class Simulation(Cohort):
             else:
                 loss_before = self.loss_after(w, w.new_zeros(len(who), len(w)), who, BEFORE)
                 sizes = self.task.clients.sizes[who].to(w.device)
-                found = best_rates(loss_before, sizes, lambda rates: self.loss_after(w, trained(who, rates), who, BEFORE))
+                found = best_rates(
+                    loss_before, sizes, lambda rates: self.loss_after(w, trained(who, rates), who, BEFORE)
+                )
             return bin_answers(found.to(w.device), bin_count(request.purpose))
 
         return self._of_holders(answers, clients, bin_count(request.purpose), w.device)
