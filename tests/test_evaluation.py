@@ -110,6 +110,15 @@ def test_what_is_not_defined_is_not_reported(outputs, targets, loss, missing):
     assert all(np.isfinite(value) for value in found.values())
 
 
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_test_set_with_nan_is_refused(part):
+    """Its loss was NaN in every round, and its accuracy a number."""
+    arrays = [torch.zeros(4, 2), torch.zeros(4, 2)]
+    arrays[part][3] = float("nan")
+    with pytest.raises(InputError, match=r"is not finite .* in 1 of 4 rows, first in row 3"):
+        on_test_set(*arrays)
+
+
 def test_own_metrics_see_the_whole_test_set_at_once():
     seen = []
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dpfedexp.core.losses import Loss, LossTraits, class_dimension, loss_traits, read, resolve, same_but_singletons
 from dpfedexp.core.modules import Inputs, call, each, leaves
+from dpfedexp.data.arrays import check_finite
 from dpfedexp.errors import InputError, checked, first_line, is_count, is_number, require
 
 __all__ = ["Evaluate", "Evaluation", "Metric", "auc", "check_metrics", "on_test_set"]
@@ -123,6 +124,9 @@ def on_test_set(
     rows, many = len(leaves(inputs)[0]), len(targets)
     require(rows == many > 0, f"the test set has {rows} inputs and {many} targets; it needs equally many, at least 1.")
     check_metrics(metrics)
+    for name, part in (("inputs", inputs), ("targets", targets)):
+        for value in leaves(part):
+            check_finite(f"the test set: {name}", value)
     per_example = resolve(loss, targets)
 
     def evaluate(model: nn.Module) -> dict[str, float]:

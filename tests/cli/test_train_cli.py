@@ -24,6 +24,16 @@ def dpfedexp(tmp_path, monkeypatch, capfd):
     return run
 
 
+def test_a_run_that_stops_early_does_not_exit_with_0(tmp_path, dpfedexp):
+    """It did, while `flower status` of the same folder exited with 3."""
+    assert dpfedexp("init", "my.toml")[0] == 0
+    code, said = dpfedexp("train", "my.toml", *FAST, "--set=run.budget=7", "--out", "run")
+    assert code == 3, said.err
+    assert "Stopped early: the budget is epsilon 7" in said.out
+    code, said = dpfedexp("sweep", "my.toml", *FAST[:-1], "--set=run.budget=7", "--out", "sweep", "--jobs", "1")
+    assert code == 0, "a sweep has their results"
+
+
 def test_init_then_train_writes_everything_that_it_names(tmp_path, dpfedexp):
     assert dpfedexp("init", "my.toml")[0] == 0
     code, said = dpfedexp("train", "my.toml", *FAST, "--out", "run")

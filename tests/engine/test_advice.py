@@ -353,12 +353,22 @@ def test_a_rate_that_the_votes_can_not_choose_is_said_to_be_the_usual_one():
     assert "rate-by-default" not in said(clients=30, target_epsilon=2.0, delta=1e-5)
 
 
-@pytest.mark.parametrize(("voted", "word"), [(2e-4, "large"), (0.01, None), (2.0, None), (60.0, "small")])
-def test_a_rate_at_the_end_of_its_grid_says_to_scale_the_inputs(voted, word):
+def test_a_budget_that_ends_the_run_early_is_said_before_the_first_round():
+    """`fit` with a budget below its epsilon gave an untrained model after votes that were charged, without a word."""
+    clients, model = synthetic_regression(30, 3).federation, linear_regression(3)
+    algorithm, given = dp.dp_fedavg(clip=1.0, target_epsilon=8.0), {"local": dp.Sgd(lr=0.1, steps=2), "rounds": 4}
+    with pytest.warns(AdviceWarning, match="The budget of ε = 4 ends this run early: .* would cost ε = 8"):
+        run = dp.train(model, clients, algorithm, budget=4.0, **given)
+    assert run.stopped
+    assert "beyond-budget" not in codes(dp.train(model, clients, algorithm, budget=8.0, **given).advice)
+
+
+@pytest.mark.parametrize(("voted", "at_edge"), [(2e-4, True), (0.01, False), (2.0, False), (60.0, True)])
+def test_a_rate_at_the_end_of_its_grid_says_to_scale_numbers(voted, at_edge):
     ours = AdviceMonitor(voting(1000))
     heard = ours.seen(record(1, local_rate=first_rate(voted, ours.plan.noise_share)))
-    assert codes(heard) == ([] if word is None else ["rate-at-edge"])
-    assert word is None or (f"too {word}" in heard[0].sentence and "scale them" in heard[0].sentence)
+    assert codes(heard) == ["rate-at-edge"] * at_edge
+    assert not at_edge or "If inputs or targets are numbers far from 1, scale them" in heard[0].sentence
     # A rate that fell later was not voted for.
     assert not ours.seen(record(2, local_rate=1e-5))
 

@@ -302,6 +302,19 @@ def test_fit_measures_and_says_so(tmp_path):
     assert outcome(verify_run(tmp_path / "r")) == "holds"
 
 
+def test_evaluations_that_are_only_noise_are_counted_at_the_end():
+    """Clients with few rows hold none out: the history had no metrics of the clients, and nothing said so."""
+    small = dp.Federation.from_clients(
+        [(torch.randn(1 + 4 * (n < 3), 5), torch.zeros(1 + 4 * (n < 3)).long()) for n in range(200)]
+    )
+    with pytest.warns(
+        AdviceWarning, match="5 of 5 evaluations by the clients were only noise and are not in the history"
+    ):
+        run = dp.fit(torch.nn.Linear(5, 2), small, epsilon=8, rounds=5, evaluate=dp.Evaluation("clients", held_out=0.2))
+    assert "evaluation-lost" in [one.code for one in run.advice]
+    assert not any(name.startswith("clients_") for record in run.history for name in record)
+
+
 def test_refusals():
     with pytest.raises(InputError, match="evaluate is 'clients' in a local setting"):
         run_of(dp.ldp_fedexp(clip=0.5, noise_multiplier=1.0))

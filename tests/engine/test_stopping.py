@@ -55,6 +55,18 @@ def test_the_statement_of_a_run_that_stopped_itself_has_the_cost_of_the_whole_pl
     assert outcome(verify_run(tmp_path / "run")) == "false"
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_an_error_of_a_callback_costs_the_whole_plan_as_a_stop_does(error, tmp_path):
+    """It can be the same decision by the same private values; ε was that of the rounds that ran."""
+    with pytest.raises(error):
+        small_run(on_round=crash_after(2, error), out=tmp_path / "run")
+    claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    stopped = small_run(on_round=crash_after(2, Stop)).privacy
+    assert (claim["stopping"], claim["epsilon_total"]) == ("unknown", pytest.approx(stopped.epsilon_total, rel=1e-12))
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
+    assert outcome(verify_run(tmp_path / "run")) == "holds"
+
+
 def test_patience_counts_measurements_and_a_nan_is_no_improvement():
     stop = EarlyStopping("test_loss", patience=2)
     values = [3.0, float("nan"), 2.0, None, None]

@@ -98,12 +98,13 @@ def test_noise_moves_an_adaptive_clip_by_at_most_a_tenth_in_a_small_group_too(gr
     assert math.log(moved.radius / engine.mechanism.clip) == pytest.approx(0.1)
 
 
-def test_a_clients_group_does_not_depend_on_how_many_others_there_are():
-    """Under add-remove adjacency nothing else of the others may move when one leaves."""
+@pytest.mark.parametrize("participation", [dp.Full(), dp.FixedSize(M)])
+def test_a_clients_group_does_not_depend_on_how_many_others_there_are(participation):
+    """Under add-remove adjacency nothing else of the others may move when one leaves; with a fixed size it was an error."""
     algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=50.0, adjacency="add-remove")
     groups = []
     for clients in (M, M - 1):
-        engine = engine_of(problem(clients), [GOOD, BAD], algorithm, population=M)
+        engine = engine_of(problem(clients), [GOOD, BAD], algorithm, population=2 * M, participation=participation)
         groups.append(engine.cohort.groups(requests(engine)[0], 2))
     assert torch.equal(groups[0][: M - 1], groups[1])
 

@@ -295,6 +295,9 @@ def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
         (('federation.folder="/a"', "federation.rounds=2", 'federation.folder="/b"'), "/b"),
     ):
         assert paths(*settings) == {"federation.folder": str(expected)}
+    with pytest.raises(InputError, match=r"has no readable pyproject\.toml. `dpfedexp flower new` writes an app"):
+        paths_from_here(tmp_path, {}, tmp_path)
+    (tmp_path / "pyproject.toml").touch()
     with pytest.raises(InputError, match="is not an app of dpfedexp"):
         paths_from_here(tmp_path, {}, tmp_path)
     assert paths('federation.nodes="nodes.pub"')["federation.nodes"] == str(tmp_path / "nodes.pub")

@@ -24,6 +24,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.core.noise import expand, from_words
+from dpfedexp.core.sums import Vote
 from dpfedexp.errors import InputError
 from dpfedexp.flower import site as seam_module
 from dpfedexp.flower.access import VERSIONS
@@ -225,10 +226,15 @@ def test_what_is_no_update_becomes_the_one_error_and_is_not_charged(kind, node):
     assert node.charges == 0
 
 
-def test_a_failure_is_a_charged_report_of_zero_where_the_site_says_so(tmp_path, bundle):
+@pytest.mark.parametrize("votes", [(), (Vote("improved", 0.0, 1.0, noise=20.0),)])
+def test_a_failure_is_a_charged_report_of_zero_where_the_site_says_so(votes, tmp_path, bundle):
+    """With an automatic rate, which asks for a vote, it was an error, which said that the app had failed."""
     node = Node(tmp_path, bundle, answer_failures=True)
-    message = node.exchange(lambda m: Message(Error(77, WORD), reply_to=m))
-    assert float(read_sums(node.answer(), NodeRequest.from_message(message), 4).vector.norm()) == 0
+    message = node.exchange(
+        lambda m: Message(Error(77, WORD), reply_to=m), CentralGaussian(0.5, 3.0, votes=votes).secure()
+    )
+    sums = read_sums(node.answer(), NodeRequest.from_message(message), 4)
+    assert float(sums.vector.norm()) == float(sums.votes.abs().sum()) == 0
     assert node.charges == 1
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import json
 import sys
 import tomllib
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from dpfedexp.accounting import Sampling
 from dpfedexp.core.local_optimizer import OPTIMIZERS, Sgd
 from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp, answer, data_path, serve, strategy_from
 from dpfedexp.flower import client as flower_client
 from dpfedexp.flower.messages import REQUEST, NodeRequest
@@ -208,6 +209,17 @@ def test_a_node_trains_on_the_rows_of_its_file_however_few_there_are(rows, templ
     update = replies[-1].content["dpfedexp.report"]["vector"].numpy()[:5]  # and what the step size needs
     assert bool(np.any(update)) == (rows > 0)
     assert "1 round, 1 client" in str(run.privacy), "it is promised what every other client is"
+
+
+def test_a_run_that_stops_early_is_not_completed_for_flower_either(template, tmp_path):
+    """`flower run` of a server on another machine has only Flower's word for it."""
+    settings = {"clients": 2, "rounds": 3, "node_timeout": 1.0, "budget": 4.0, "folder": str(tmp_path / "out")}
+    (tmp_path / "own.csv").write_text("x1,x2,x3,x4,y\n0.1,0.2,0.3,0.4,0.5\n")
+    task, app, config = template(own_task=True, federation=settings)
+    grid = LoopbackGrid(app, 2, node_config={"data": str(tmp_path / "own.csv")}, run_config=config)
+    with pytest.raises(RoundFailed, match=r"the run stopped after \d of 3 rounds: the budget is epsilon 4"):
+        serve(grid, Context(1, 0, {}, RecordDict(), config), task.build_model())
+    assert json.loads((tmp_path / "out" / "status.json").read_text())["status"] == "stopped"
 
 
 def test_a_node_without_the_setting_data_says_so(tmp_path):

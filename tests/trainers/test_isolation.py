@@ -103,16 +103,40 @@ def test_replacing_one_client_moves_no_other_row(trainer, how, device):
         assert torch.equal(sums[0], other)
 
 
-def test_without_a_public_bound_a_secure_run_trains_one_by_one_and_says_why():
-    given = {"local": Sgd(lr=3.0, steps=2), "rounds": 1, "secure": True}
-    with pytest.warns(UserWarning, match=r"secure, so clients are trained one by one; give local\.max_examples"):
-        run = train(net(), federation(4, 1), PRIVATE, **given)
-    assert run.trainer in ("tiled-loop", "loop")
+@pytest.mark.parametrize(
+    "local", [Sgd(lr=3.0, epochs=2, batch_size=4), Sgd(lr=3.0, steps=9)], ids=["epochs", "full batch"]
+)
+def test_without_a_bound_on_rows_a_secure_run_has_public_shapes_and_says_so(local):
+    together = local.epochs is None
+    said = (
+        "at most 512 rows of a client"
+        if together
+        else r"secure, so clients are trained one by one; give local\.max_examples"
+    )
+    with pytest.warns(UserWarning, match=said):
+        run = train(net(), federation(4, 1), PRIVATE, local=local, rounds=1, secure=True)
+    assert (run.trainer in ("tiled-loop", "loop")) != together
     algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
-    sums = [others(federation(*how), algorithm, Sgd(lr=3.0, steps=9), "auto") for how in ((4, 1), (90, 2))]
+    sums = [others(federation(*how), algorithm, local, "auto") for how in ((4, 1), (900, 2))]
     assert torch.equal(*sums)
-    with pytest.raises(InputError, match=r"trainer is 'fast' in a secure run, which needs local\.max_examples"):
-        secured(net(), federation(4, 1), Sgd(lr=1.0, steps=2), "fast")
+    if not together:
+        with pytest.raises(InputError, match=r"trainer is 'fast' in a secure run, which needs local\.max_examples"):
+            secured(net(), federation(4, 1), local, "fast")
+
+
+def test_the_programs_of_a_secure_run_are_recorded_in_shapes_that_no_client_decides(monkeypatch):
+    """One client with many rows decided which shapes the caller's code saw; with state, it moved the votes of others."""
+    seen: list[set[int]] = []
+
+    class Watched(nn.Sequential):
+        def forward(self, x):
+            seen[-1].add(len(x))
+            return super().forward(x)
+
+    for rows in (4, 900):
+        seen.append(set())
+        secured(Watched(*net()), federation(rows, 1), Sgd(lr=0.1, epochs=1, batch_size=8), "auto")
+    assert seen[0] == seen[1]
 
 
 def test_a_trainer_is_tried_in_the_shape_of_every_size_class(monkeypatch):

@@ -416,8 +416,8 @@ _STOPPING = {
         "cover the people those data are about."
     ),
     "unknown": (
-        "When to stop was decided by the caller's own function: the figures hold only if it looked at nothing but public "
-        "numbers and what was released."
+        "When to stop was decided by the caller's own function, or by an error: the figures hold only if that depended on "
+        "nothing but public numbers and what was released."
     ),
     "hand": "It was interrupted by hand.",
 }

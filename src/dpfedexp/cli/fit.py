@@ -40,9 +40,7 @@ def fit(
     ] = None,
     epsilon: Annotated[float, typer.Option(help="ε of the whole run, for each client.")] = 8.0,
     delta: Annotated[float | None, typer.Option(help="δ; by default the smaller of 1e-5 and 0.1/M.")] = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Number of rounds; chosen from the noise by default.")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds; 50 by default.")] = None,
     adjacency: Annotated[
         str, typer.Option(help="replace-one, or add-remove, which needs --population.")
     ] = "replace-one",

@@ -140,6 +140,7 @@ def show_advice(advice: Advice) -> None:
 
 
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
+    """Print a run's rounds, statement and files; the exit code is 3 if it stopped early."""
     from dpfedexp.accounting.statement import wrap
     from dpfedexp.engine import outlets, plot, runner
     from dpfedexp.engine.run import baseline_text
@@ -161,6 +162,8 @@ def show_run(console: Console, run: Run, folder: RunFolder) -> None:
     console.print(f"\nWritten to [bold]{folder.path}[/]: {', '.join(names)}")
     if run.verdict:
         console.print(f"\n[bold red]{escape(run.verdict)}[/]", highlight=False, soft_wrap=True)
+    if run.stopped:
+        raise typer.Exit(3)
 
 
 def init(

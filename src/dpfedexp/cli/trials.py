@@ -75,7 +75,12 @@ class Sweep:
         return self.out / trial.folder(self.settings(trial).model_dump_json())
 
     def is_finished(self, trial: Trial) -> bool:
-        return (self.folder(trial) / STATEMENT).is_file()
+        from dpfedexp.flower.monitor import read_status
+
+        try:
+            return read_status(self.folder(trial))["status"] in ("completed", "stopped")
+        except InputError:
+            return False
 
 
 def trials(grid: Sequence[str], seeds: int) -> list[Trial]:
@@ -161,7 +166,8 @@ def _train(plan: Sweep, trial: Trial, threads: int) -> str:
     command += [] if plan.data is None else ["--data", plan.data]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "COLUMNS": "1000"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
+    # A run that stopped early has its results too.
+    if plan.is_finished(trial):
         return ""
     secure = bool(plan.settings(trial).run.secure)
     if folder.is_dir() and (kept := recorded(ERROR, {"text": done.stderr}, secure=secure)):

@@ -281,7 +281,7 @@ class LocalOptimizer:
         proximal: μ of FedProx (Li et al. 2020), whose proximal term μ(w − w⁽ᵗ⁾) is added to every gradient.
         max_examples: a public bound on the rows of a client: a client that holds more trains each round on a sample of that many,
             drawn from its own stream. The number of rows is private, so a secure run can put many clients into one tensor program
-            only with this bound.
+            only with this bound; without it and without `batch_size` it takes 512.
         clip_gradient: a bound on the norm of a client's gradient in every step, over all parameters together, proximal term and
             correction included; None for no bound. The privacy guarantee does not use it; its clip is the algorithm's.
         schedule: how the rate changes over rounds, such as `CosineRate(rounds=50)`; None for a constant rate.

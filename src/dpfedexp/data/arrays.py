@@ -54,7 +54,7 @@ def as_array(values: Any) -> Any:
 
 def _widen(field: str, array: NDArray[Any]) -> NDArray[Any]:
     kind = array.dtype.kind
-    number = "number the classes: np.unique(names, return_inverse=True)[1]"
+    number = "number the classes by a public list: [CLASSES.index(name) for name in names]"
     table = "Federation.from_pandas(df, …, categories={…}).inputs turns text into numbers"
     names = f"; {number if 'targets' in field else table}" if kind in "USTO" else ""
     require(kind in "uif", f"{field} has dtype {array.dtype}; it must hold real numbers or booleans{names}.")

@@ -101,10 +101,10 @@ def noisy_rounds(plan: Plan) -> Advice | None:
         return None
     fewer = math.floor(plan.rounds / share**2)
     remedy = "More clients or a smaller model would help; judge the run by many rounds, not by one."
-    if fewer >= FEW_ROUNDS:
+    if FEW_ROUNDS <= fewer <= plan.rounds / 2:
         remedy = (
             f"With {fewer} rounds instead of {plan.rounds}, at the same ε, the mean of each round could be signal for the larger "
-            "part: take fewer rounds and more local steps."
+            "part: take fewer rounds, with more local steps where you choose them."
         )
     return _note(
         "noisy-rounds",
@@ -244,7 +244,14 @@ class AdviceMonitor:
     plan: Plan
     start_norm: float = 0.0
     advice: list[Advice] = field(default_factory=list)
+    evaluation: ClientEvaluation | None = None
     _records: list[Record] = field(default_factory=list)
+    _evaluations: list[bool] = field(default_factory=list)
+
+    def evaluated(self, record: Record) -> None:
+        """Note whether an evaluation by the clients after this round, if there was one, is in its record."""
+        if self.evaluation is not None and self.evaluation.due(record["round"], self.plan.rounds):
+            self._evaluations.append(any(key.startswith("clients_") for key in record))
 
     def seen(self, record: Record, norms: Norms | None = None) -> list[Advice]:
         """Add the record of a round; return advice that was not given before."""
@@ -261,7 +268,7 @@ class AdviceMonitor:
         """Return advice at the end of the run that was not given before, such as that the run learned nothing."""
         if not self._records:
             return []
-        return self._new([self._dead(*norms()) or self._climbing()])
+        return self._new([self._dead(*norms()) or self._climbing(), self._evaluations_lost()])
 
     def _new(self, found: Iterable[Advice | None]) -> list[Advice]:
         known = {advice.code for advice in self.advice}
@@ -308,11 +315,21 @@ class AdviceMonitor:
         noise = self.plan.noise_share or 0.0
         if first_rate(RATES[0] * EDGE, noise) < rate < first_rate(RATES[-1] / EDGE, noise):
             return None
-        inputs = "large" if rate < 1.0 else "small"
         return _warning(
             "rate-at-edge",
-            f"The clients' votes put the local rate at the end of its grid ({RATES[0]:g} to {RATES[-1]:g}). Inputs "
-            f"or targets are probably too {inputs}: scale them to values around 1, by public numbers, and train again.",
+            f"The clients' votes put the local rate at the end of its grid ({RATES[0]:g} to {RATES[-1]:g}). If inputs "
+            "or targets are numbers far from 1, scale them to values around 1, by public numbers, and train again.",
+        )
+
+    def _evaluations_lost(self) -> Advice | None:
+        lost, split = self._evaluations.count(False), self.evaluation is not None and self.evaluation.held_out
+        if not lost:
+            return None
+        few = "Clients with few rows hold none out. Evaluate on all rows, or on" if split else "Evaluate on"
+        return _warning(
+            "evaluation-lost",
+            f"{lost} of {len(self._evaluations)} evaluations by the clients were only noise and are not in the history: too few "
+            f"clients answered. {few} public data.",
         )
 
     def _climbing(self) -> Advice | None:
@@ -425,14 +442,30 @@ def _is_loss(key: str) -> bool:
     return key.endswith("loss") and not key.startswith("nonprivate")
 
 
+def beyond_budget(planned: float, budget: float | None) -> list[Advice]:
+    """A list with one warning where all rounds together, with all that the ledger holds, cost more than the budget."""
+    if budget is None or planned <= budget * (1 + 1e-9):
+        return []
+    return [
+        _warning(
+            "beyond-budget",
+            f"The budget of ε = {number(budget)} ends this run early: all planned rounds and everything in its ledger would cost "
+            f"ε = {number(planned)}. Give a smaller epsilon, more noise, or fewer rounds.",
+        )
+    ]
+
+
 def silence(advice: Advice) -> None:
     """Ignore advice: the listener of runs whose settings are bad on purpose, such as audits."""
 
 
-def evaluation_precision(evaluation: ClientEvaluation | None, cohort: float) -> list[Advice]:
+def evaluation_precision(evaluation: ClientEvaluation | None, cohort: float, rounds: int) -> list[Advice]:
     """A list with one warning where the noise on the metrics that clients measure is too large; else an empty list."""
     if evaluation is None:
         return []
+    less_often = (
+        f", or less often, such as every {2 * evaluation.every} rounds" if 2 * evaluation.every <= rounds else ""
+    )
     half_width = evaluation.metrics.half_width(math.sqrt(evaluation.mechanism.noise_variance(cohort, cohort) or 0.0))
     if half_width <= 0.2:
         return []
@@ -441,8 +474,7 @@ def evaluation_precision(evaluation: ClientEvaluation | None, cohort: float) -> 
             "evaluation-noise",
             f"Evaluation by the clients: with {number(cohort)} clients a round a share of examples, such as an accuracy, gets "
             f"noise of ±{half_width:.2g}; an evaluation that is only noise is left out of the history. For ±0.1 it takes about "
-            f"{about(cohort * half_width / 0.1)} clients a round at this ε. Otherwise evaluate on public data, or less often, such "
-            f"as every {2 * evaluation.every} rounds.",
+            f"{about(cohort * half_width / 0.1)} clients a round at this ε. Otherwise evaluate on public data{less_often}.",
         )
     ]
 
@@ -459,10 +491,17 @@ class Advisor:
     model enter. `more` is further advice that is known before the first round.
     """
 
-    def __init__(self, plan: Plan, start: State, tell: Callable[[Advice], object], more: Sequence[Advice] = ()) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        start: State,
+        tell: Callable[[Advice], object],
+        more: Sequence[Advice] = (),
+        evaluation: ClientEvaluation | None = None,
+    ) -> None:
         self.start, self.tell = start, tell
-        self.before = [*preflight(plan), *more]
-        self.monitor = AdviceMonitor(plan, float(start.w.norm()))
+        self.before = [*preflight(plan), *evaluation_precision(evaluation, plan.cohort, plan.rounds), *more]
+        self.monitor = AdviceMonitor(plan, float(start.w.norm()), evaluation=evaluation)
 
     @property
     def advice(self) -> tuple[Advice, ...]:
@@ -470,12 +509,15 @@ class Advisor:
 
     def begin(self, history: Iterable[Record] = ()) -> None:
         """Report the advice before the first round; `history` has the records of rounds that a resumed run has completed."""
-        for record in filter(_of_everyone, history):
-            # Advice about these rounds was reported before; their models are gone, so there are no norms.
-            self.monitor.seen(record)
+        for record in history:
+            self.monitor.evaluated(record)
+            if _of_everyone(record):
+                # Advice about these rounds was reported before; their models are gone, so there are no norms.
+                self.monitor.seen(record)
         self._say(self.before)
 
     def after(self, record: Record, state: State) -> None:
+        self.monitor.evaluated(record)
         if _of_everyone(record):
             self._say(self.monitor.seen(record, partial(self._norms, state)))
 

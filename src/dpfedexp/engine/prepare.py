@@ -26,10 +26,10 @@ from dpfedexp.errors import InputError, checked, first_line, is_count, require
 from dpfedexp.mechanisms import Secure, mechanism_class
 from dpfedexp.trainers import isolation
 from dpfedexp.trainers.chunk_size import automatic_chunk, parse_memory
-from dpfedexp.trainers.client_losses import ClientScores
+from dpfedexp.trainers.client_losses import MOST_ROWS, ClientScores
 from dpfedexp.trainers.draws import with_explicit_masks, without_flat_weights
 from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, as_execution
-from dpfedexp.trainers.per_client import check_optimizer
+from dpfedexp.trainers.per_client import check_isolated_optimizer, check_optimizer
 from dpfedexp.trainers.recording import Synthetic, SyntheticClients, Unrecordable, refusal
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.steps import Parallel
@@ -78,6 +78,12 @@ def prepare(
     )
     check_optimizer(local)
     isolated = bool(secure) if isolated is None else isolated
+    if isolated:
+        check_isolated_optimizer(local)
+    unbounded = isolated and local.max_examples is None and local.batch_size is None
+    if unbounded:
+        # A client's number of rows is private, and it must not decide about shapes.
+        local = replace(local, max_examples=MOST_ROWS)
     execution = as_execution(execution)
     everyone: Participation = participation or Full()
     # Without privacy there is no adjacency, so the number of clients is public.
@@ -137,6 +143,8 @@ def prepare(
             "a target is several real numbers, so the loss is 'mse'; for 0/1 labels pass loss='bce', else loss='mse'."
         )
         note = several if note is None else f"{note} {several}"
+    if unbounded and note is None:
+        note = f"a secure run trains on at most {MOST_ROWS} rows of a client in a round; local.max_examples sets this bound."
     dimension = task.layout.dimension
     extras = replace(extras, evaluations=evaluation_count(rounds, evaluate_every) if evaluate_every else 0)
     mechanism, probe, others = bind(algorithm, local, dimension, declared, everyone, int(rounds), secure, extras=extras)
@@ -158,6 +166,7 @@ def prepare(
         unit=unit,
         ballots=ballots_of(task),
         scores=scores,
+        sampling=sampling,
     )
     engine = Engine(
         algorithm,
@@ -206,7 +215,8 @@ def scores_of(task: Task, measured_on: Clients, trainer: Trainer, streams: Strea
     """Build the metrics of clients from the shapes of the model's outputs, and try them once; a secure run uses synthetic rows."""
     rows = measured_on if task.synthetic is None else isolation.synthetic_clients(task, 3)
     require(
-        bool((rows.sizes > 0).any()), "no client has enough rows to hold some out; raise held_out, or leave it out."
+        bool((rows.sizes > 0).any()),
+        "no client has enough rows to hold some out: it takes 1/held_out rows, and at least two; or leave held_out out.",
     )
     trial = replace(task, clients=rows, copies=[])
     try:
@@ -250,8 +260,7 @@ def _trainer(
         chunk = math.ceil(cohort / math.ceil(cohort / chunk)) if fixed else chunk
     if trial is not None:
         chunk, unit = isolation.widths(cohort, chunk, trainer.unit, fixed=fixed)
-        # This comes last: the size of the largest client must not affect the choices above.
-        isolation.record_own_shapes(trial, streams, int(task.clients.sizes.max()))
+        isolation.record_own_shapes(trial, streams)
     return trainer, int(chunk), unit, note
 
 

@@ -16,7 +16,7 @@ from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement,
 from dpfedexp.accounting.statement import Source
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.client_metrics import AT_BOUND
-from dpfedexp.engine.advice import Advisor, evaluation_precision
+from dpfedexp.engine.advice import Advisor, beyond_budget
 from dpfedexp.engine.checkpoint import Checkpoint
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.open_run import OpenRun, RunDescription
@@ -70,7 +70,9 @@ def run_to_end(
         plan = Plan.of(engine.algorithm, *who, len(engine.start), rounds, mechanism=engine.mechanism)
         heard = any(hasattr(one, "on_advice") for one in callbacks)
         on_advice: Callable[[Advice], object] = partial(call_hook, callbacks, "on_advice") if heard else _warn
-        advisor = Advisor(plan, description.start, on_advice, evaluation_precision(engine.evaluation, engine.expected))
+        planned = statement_of(open_run, RunEnd("it is not complete.")).planned_epsilon_total or 0.0
+        more = beyond_budget(planned, budget)
+        advisor = Advisor(plan, description.start, on_advice, more, engine.evaluation)
         facts = facts_of(open_run)
 
         def write_status(status: Status, reason: str = "", epsilon: float | None = None) -> None:
@@ -140,12 +142,14 @@ def run_to_end(
                 end = RunEnd(stop.reason, stop.source)
             advisor.end(open_run.state)
             run = finish(end, "completed" if end.reason is None else "stopped")
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             # Any other text could hold something about the clients' data.
             own = isinstance(error, RoundFailed | LedgerError) and not hasattr(error, CALLER_ERROR)
             why = str(error) if own else "it was interrupted." if interrupted else "see the log of the run."
-            end = RunEnd(None if open_run.state.round == rounds else why, "hand" if interrupted else "")
+            # An error in the caller's code may depend on private values, and then it is a decision to stop.
+            source: Literal["hand", "unknown", ""] = "hand" if interrupted else "" if own else "unknown"
+            end = RunEnd(None if open_run.state.round == rounds else why, source)
             with suppress(InputError, LedgerError, OSError):
                 write_status("failed", why)
                 finish(end, "failed", why)
@@ -170,7 +174,7 @@ CALLER_ERROR = "of_callers_code"
 def _callers_code() -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         setattr(error, CALLER_ERROR, True)
         raise
 
@@ -238,13 +242,13 @@ def _rounds(
                                 f"a metric is called {name!r}; names that begin with clients_ are for what clients measure.",
                             )
                         record = result.record(epsilon, measured)
-                except (Exception, KeyboardInterrupt) as error:
+                except (Exception, KeyboardInterrupt, SystemExit) as error:
                     failure = error
             open_run.complete(state, recorded(METRICS, record, secure=engine.secure), last=last)
             if failure is None and due(number):
                 try:
                     evaluate()
-                except (Exception, KeyboardInterrupt) as error:
+                except (Exception, KeyboardInterrupt, SystemExit) as error:
                     failure = error
             try:
                 stop = completed(open_run.history[-1])

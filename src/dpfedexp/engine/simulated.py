@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dpfedexp.accounting import Sampling
 from dpfedexp.algorithms.probe import CANDIDATE, CLIP, SCALE, UPDATE, bin_answers, bin_count
 from dpfedexp.algorithms.round import Participation
 from dpfedexp.core.client_metrics import EVALUATION, WIDTH
@@ -49,6 +50,7 @@ class Simulation(Cohort):
         ballots: computes the clients' answers to votes other than "within clip"; None without such votes.
         scores: computes the metrics that clients measure; None without such metrics.
         candidates: the simulation of each candidate of a tournament, over the same clients; empty without one.
+        sampling: how clients are sampled, from the public number of clients; only tournaments need it.
     """
 
     task: Task
@@ -63,6 +65,7 @@ class Simulation(Cohort):
     ballots: Ballots | None = None
     scores: ClientScores | None = None
     candidates: tuple[Simulation, ...] = ()
+    sampling: Sampling | None = None
     _groups: OneGroup = field(default_factory=OneGroup)
 
     @property
@@ -107,7 +110,7 @@ class Simulation(Cohort):
         Where the number of clients is public, groups have equal sizes. Otherwise each client draws its group independently.
         """
         draws = self.streams.at("groups", request.round).uniform(torch.arange(self.present), 1).flatten()
-        if request.mechanism.counts_are_public(self.participation.sampling(self.present)):
+        if self.sampling is not None and request.mechanism.counts_are_public(self.sampling):
             draws = draws.argsort().argsort().double() / self.present
         return (draws * groups).long()
 

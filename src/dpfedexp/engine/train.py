@@ -16,7 +16,7 @@ from dpfedexp.algorithms.probe import Extras, evaluation_interval
 from dpfedexp.algorithms.round import Participation, State
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.losses import Loss, check_labels, check_loss, read
-from dpfedexp.core.modules import Layout, each, shape_of
+from dpfedexp.core.modules import Layout, each, leaves, shape_of
 from dpfedexp.engine.checkpoint import Checkpoint, digest, load
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.open_run import OpenRun, described, facts_of
@@ -32,7 +32,7 @@ from dpfedexp.evaluation import Evaluate, Evaluation, Evaluations, majority_shar
 from dpfedexp.mechanisms import Secure
 from dpfedexp.trainers.execution import EXECUTION_HINTS, Execution, as_execution
 from dpfedexp.trainers.select import trainer_again
-from dpfedexp.trainers.task import Clients, Task, applied
+from dpfedexp.trainers.task import Clients, Task, applied, one_row
 
 LOCAL_NAMES = ("lr", "learning_rate", "steps", "local_steps", "optimizer")
 TEST_NAMES = ("test", "test_data", "test_set", "validation_data", "eval_set")
@@ -206,7 +206,7 @@ def train(
         def facts(open_run: OpenRun) -> RunFacts:
             if last is not None:
                 folder, done = str(open_run.folder), open_run.state.round
-                complete = f"the folder {folder!r} holds this run, which is complete: no round is made."
+                complete = f"the folder {folder!r} holds this run, which is complete: no round is made, and rows are not compared."
                 warn(complete if done >= rounds else f"resuming at round {done + 1} of {rounds} from {folder!r}.")
             names = {"model": type(simulation.task.model).__name__, "data": type(clients).__name__}
             found = facts_of(engine, open_run, run_folder, **names, options=options, trainer=trainer)
@@ -319,9 +319,9 @@ def make_evaluator(evaluation: Evaluation, clients: Clients, task: Task, model: 
             check_labels("its targets", task.loss, outputs, targets)
             check_loss(task.loss, outputs, targets[rows])
         except Exception as error:
-            raise InputError(
-                f"evaluate has {shapes}, which do not fit the model and its loss: {first_line(error)}"
-            ) from None
+            ours, theirs = leaves(inputs)[0].shape[1:], leaves(one_row(clients)[0])[0].shape[2:]
+            why = first_line(error) if ours == theirs else f"the clients' rows have shape {tuple(theirs)}."
+            raise InputError(f"evaluate has {shapes}, which do not fit the model and its loss: {why}") from None
     evaluator = Evaluator(model, task, measure, shares_frozen=True)
     share = majority_share(task.loss, read(task.loss, outputs), targets)
     evaluator.baselines = {} if share is None else {"test_accuracy": share}

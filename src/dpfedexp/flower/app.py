@@ -243,7 +243,11 @@ def _app_config(app: Path) -> dict[str, Any]:
         return {_FOLDER: found[_FOLDER], **found}
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{str(app / 'pyproject.toml')!r} is not valid TOML: {error}.") from None
-    except (OSError, KeyError, TypeError, ValueError, AttributeError):
+    except OSError:
+        raise InputError(
+            f"{str(app)!r} is no app: it has no readable pyproject.toml. `dpfedexp flower new` writes an app to start from."
+        ) from None
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise InputError(
             f"{str(app)!r} is not an app of dpfedexp: its pyproject.toml has no key `folder` in [tool.flwr.app.config.federation]."
         ) from None

@@ -221,12 +221,12 @@ def _update(trained: Message, request: NodeRequest, layout: Layout, w: Tensor) -
     return to_flat(records[MODEL], layout, torch.float32).sub_(w)
 
 
-def read_ballots(trained: Message, request: NodeRequest) -> Tensor | None:
+def read_ballots(trained: Message | None, request: NodeRequest) -> Tensor | None:
     """The app's values of the votes, one row per client; NaN, which counts as the middle, for missing or malformed values."""
     asked = client_votes(request.mechanism.votes)
     if not asked:
         return None
-    record = trained.content.metric_records.get(BALLOTS) or MetricRecord()
+    record = (trained and trained.content.metric_records.get(BALLOTS)) or MetricRecord()
     values = torch.full((request.size, len(asked)), math.nan, dtype=torch.float64)
     for column, vote in zip(values.unbind(1), asked, strict=True):
         given = record.get(vote.name)
@@ -474,13 +474,15 @@ def _engine_request(
 def _rows_and_ballots(simulation: Simulation, question: Request, asked: Tensor) -> tuple[Tensor, Tensor | None]:
     """The rows of the clients `asked`, one each, and their values of the vote "improved" (None if it is not asked)."""
     w = question.state.w.to(simulation.task.device)
-    rows, ballots = [], []
-    for chunk in simulation.chunks(asked):
+    rows, ballots, chunks = [], [], list(simulation.chunks(asked))
+    for chunk in chunks:
         found = simulation.rows(question, w, chunk)
         rows.append(found[: len(chunk)].cpu())
         if simulation.ballots is not None and question.purpose == UPDATE:
             ballots.append(simulation.ballots(question, chunk, found)[:, 0].cpu())
-    return torch.cat(rows), torch.cat(ballots) if ballots else None
+    # Chunks have clients of about the same size; the answer has the order of the request.
+    order = torch.cat(chunks).argsort()[asked.argsort().argsort()]
+    return torch.cat(rows)[order], torch.cat(ballots)[order] if ballots else None
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class Site:
                 _log.error("what the app returned is not an update: %s", error)
                 if not self.guard.answer_failures:
                     return refusal(admitted.message, NO_REPORT)
-                update, ballots = torch.zeros(request.shape(len(admitted.w))), None
+                update, ballots = torch.zeros(request.shape(len(admitted.w))), read_ballots(None, request)
             # Charged before the report exists.
             self.guard.admit(request, run=admitted.run, app=admitted.app)
             sender = Sender(admitted.run, admitted.message.metadata.dst_node_id, admitted.helper_key)

@@ -374,7 +374,8 @@ def serve(
         loss: the loss for the test set, as in `answer`.
 
     Returns:
-        The run: its model, history and privacy statement.
+        The run: its model, history and privacy statement. Raises `RoundFailed` after a run that stopped early, whose files are
+        complete, so that Flower does not call it completed.
     """
     strategy = strategy_from(context.run_config)
     models = models_by_name(model)
@@ -394,7 +395,10 @@ def serve(
 
     timeout = read_settings(context.run_config)[0].round_timeout
     strategy.start(grid, start, timeout=timeout, evaluate_fn=None if score is None else measure)
-    return cast(Run, strategy.run)
+    run = cast(Run, strategy.run)
+    if run.stopped:
+        raise RoundFailed(f"the run stopped after {len(run.history)} of {strategy.rounds} rounds: {run.stopped}")
+    return run
 
 
 def _record(shown: dict[str, Any]) -> MetricRecord:

@@ -5,8 +5,9 @@ The privacy noise covers one client that changes one row of the sum. Isolation i
 - module, loss, transform and a custom optimizer run on synthetic values only. Their tensor operations are recorded there, and the
   clients' rows go through the recording (`trainers.recording`), which is refused if it could carry anything between clients;
 - every client has its own copy of the parameters, and the transform sees one client at a time;
-- every shape is fixed by public numbers (`local.max_examples`, or `steps` and `batch_size`), or depends on one client alone: on
-  a CPU, clients with the same number of rows, rounded up to a power of two, train together. The last chunk is padded;
+- every shape is fixed by public numbers (`local.max_examples`, or `steps` and `batch_size`), or is one of a few public shapes
+  and depends on one client alone: on a CPU, clients with the same number of rows, rounded up to a power of two, train together.
+  The last chunk is padded;
 - the trainer is chosen on synthetic clients, and only if their rows are the same, bit for bit, with other clients in the chunk and
   in other places of the chunk (`is_isolated`), for every shape: kernels are chosen by shapes and addresses, not by values.
 """
@@ -194,15 +195,15 @@ def _tapes(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) -> list[
     return tapes
 
 
-def record_own_shapes(trial: Task, streams: Streams, largest: int) -> None:
-    """Record the programs of all shapes up to the largest client's, in increasing order, if shapes depend on the client alone.
+def record_own_shapes(trial: Task, streams: Streams) -> None:
+    """Record the programs of all shapes, in increasing order, if shapes depend on the client alone.
 
     Then no recording depends on which sizes exist. Clients of a size on which a program fails send zero updates.
     """
     if trial.local.shape_is_public:
         return
     size = 2 * _BATCH
-    while size < 2 * largest:
+    while size < 2 * max(MOST_ROWS, trial.local.batch_size or 0):
         try:
             _record_shape(trial, streams, size)
         except Exception as error:
@@ -211,7 +212,7 @@ def record_own_shapes(trial: Task, streams: Streams, largest: int) -> None:
 
 
 def _record_shape(trial: Task, streams: Streams, size: int) -> None:
-    """Record the programs of a client of `size` rows: transform, gradients and, with an automatic rate, its loss."""
+    """Record the programs of a client of `size` rows: transform, gradients and loss."""
     one, w = torch.zeros(1, dtype=torch.int64), trial.layout.read(trial.model).float().to(trial.device)
     loop = Loop(trial, streams)
 
@@ -221,8 +222,7 @@ def _record_shape(trial: Task, streams: Streams, size: int) -> None:
 
     rates = torch.ones(1) if trial.has_client_rates else None
     found = loop(w, one, plan(min(size, trial.local.batch_size or size)), 1, None, rates)
-    if trial.has_client_rates:
-        ClientLosses(trial, loop, streams, unit=1)(w, found, one, plan(min(size, MOST_ROWS)), 1)
+    ClientLosses(trial, loop, streams, unit=1)(w, found, one, plan(min(size, MOST_ROWS)), 1)
 
 
 def _known_numbers(task: Task, x: Inputs, y: Tensor) -> tuple[int, int]:

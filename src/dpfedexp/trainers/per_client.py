@@ -3,6 +3,7 @@
 Both could mix the clients of a chunk. So each client is a row of `vmap` or a separate call, with draws from its own key.
 """
 
+import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
@@ -99,6 +100,32 @@ class ClientOptimizer:
     def _join(self, gradients: Params) -> Params:
         combined = self.local.combine_gradients({name: value[None] for name, value in gradients.items()})
         return {name: value[0] for name, value in combined.items()}
+
+
+_OF_ONE_CLIENT = ("direction", "combine_gradients", "moment_names", "needs_all_gradients", "tau_eta_l")
+"""What a custom optimizer may define in an isolated run. The rest of `LocalOptimizer` gets the sizes of several clients at once."""
+
+
+def check_isolated_optimizer(local: LocalOptimizer) -> None:
+    """Raise `InputError` if an optimizer has code of its own that decides about the steps or batches of several clients."""
+    kind = type(local)
+
+    def own(name: str, base: Any) -> bool:
+        found = inspect.getattr_static(kind, name)
+        return found is not base and (callable(base) or hasattr(base, "__get__") or hasattr(found, "__get__"))
+
+    bases = {name: base for name, base in vars(LocalOptimizer).items() if not name.startswith("_")}
+    changed = [name for name, base in bases.items() if name not in _OF_ONE_CLIENT and own(name, base)]
+    changed += [
+        name
+        for name in ("__getattr__", "__getattribute__")
+        if getattr(kind, name, None) not in (None, object.__getattribute__)
+    ]
+    require(
+        not changed,
+        f"the local optimizer {kind.__name__} defines {', '.join(changed)}. A secure run accepts only {', '.join(_OF_ONE_CLIENT)}: "
+        "all else gets the numbers of rows of several clients. Set steps, epochs, batch_size and max_examples instead.",
+    )
 
 
 def check_optimizer(local: LocalOptimizer) -> None:

@@ -229,6 +229,11 @@ class _Recorder(TorchDispatchMode):
                 f"takes places from the rows in torch.{name}, which does not check that they lie within one client's tensor; use "
                 "an index (x[i]), gather, scatter or nn.Embedding"
             )
+        node = torch._C._current_autograd_node()
+        if name.endswith("_backward") and (node is None or isinstance(node, torch.autograd.function.BackwardCFunction)):
+            raise Unrecordable(
+                f"calls torch.{name} itself, which trusts that its forward operation made the places; leave gradients to autograd"
+            )
 
 
 _PLACES = {
@@ -248,7 +253,9 @@ _CHECKED = frozenset(
     )
     for way in ("", "_forward", "_backward")
 )
-"""Operations that check their indices against a client's own tensor also under `vmap`, or that take numbers and no indices."""
+"""Operations that check their indices against a client's own tensor also under `vmap`, or that take numbers and no indices.
+
+Those of the backward pass get the indices that their forward operation checked or made."""
 _CHECKED_ALONE = frozenset(
     {"embedding", "index_fill", "_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward"}
     | {"_embedding_bag_dense_backward", "_embedding_bag_per_sample_weights_backward", "embedding_renorm"}

@@ -363,7 +363,7 @@ def _selected(
         candidates[LOOP] = lambda: Loop(on, streams)
     while candidates:
         # A short run takes the first candidate.
-        chosen = next(iter(candidates)) if brief else _quickest(on, candidates, chunk)
+        chosen = next(iter(candidates)) if brief else _quickest(on, candidates, chunk, tile)
         if not isolated or _can_be_isolated(on, candidates.pop(chosen), chunk):
             return (Loop(task, streams) if chosen == LOOP else offered[chosen]()), None
     return Loop(task, streams), (
@@ -430,9 +430,11 @@ def _one_by_one(task: Task, streams: Streams, name: str) -> tuple[Trainer, str |
     return Parallel("tiled-loop", lambda: Loop(task.copy_for_thread(), streams), 1, fixed=True), note
 
 
-def _quickest(task: Task, makers: Makers, chunk: int) -> str:
+def _quickest(task: Task, makers: Makers, chunk: int, tile: int) -> str:
     on_cpu = task.device.type == "cpu"
-    clients, plan = sample(task, min(chunk, 4 * torch.get_num_threads()) if on_cpu else chunk)
+    # On a CPU a few clients for every thread, but enough for a tensor program over several of them to pay off.
+    few = torch.get_num_threads() * max(4, min(tile, 16))
+    clients, plan = sample(task, min(chunk, few) if on_cpu else chunk)
     # More than one step, because values that depend on the data alone are computed once for all steps.
     count = min(STEPS, plan.longest)
     trial = Schedule(plan.positions[:, :count], plan.weights[:, :count], torch.full_like(plan.steps, count))
