@@ -103,28 +103,26 @@ def test_replacing_one_client_moves_no_other_row(trainer, how, device):
         assert torch.equal(sums[0], other)
 
 
-@pytest.mark.parametrize(
-    "local", [Sgd(lr=3.0, epochs=2, batch_size=4), Sgd(lr=3.0, steps=9)], ids=["epochs", "full batch"]
-)
-def test_without_a_bound_on_rows_a_secure_run_has_public_shapes_and_says_so(local):
-    together = local.epochs is None
-    said = (
-        "at most 512 rows of a client"
-        if together
-        else r"secure, so clients are trained one by one; give local\.max_examples"
-    )
-    with pytest.warns(UserWarning, match=said):
-        run = train(net(), federation(4, 1), PRIVATE, local=local, rounds=1, secure=True)
-    assert (run.trainer in ("tiled-loop", "loop")) != together
+LOCALS_OF_SHAPES = {
+    "epochs": Sgd(lr=0.3, epochs=2, batch_size=8),
+    "full batch": Sgd(lr=0.3, steps=2),
+    "bounded": Sgd(lr=0.3, steps=2, max_examples=64),
+}
+
+
+@pytest.mark.parametrize("how", ["epochs", "full batch"])
+def test_without_a_bound_on_rows_a_secure_run_has_public_shapes_and_says_so(how):
+    local = LOCALS_OF_SHAPES[how]
+    with pytest.warns(UserWarning, match="at most 512 rows of a client"):
+        train(net(), federation(4, 1), PRIVATE, local=local, rounds=1, secure=True)
     algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
     sums = [others(federation(*how), algorithm, local, "auto") for how in ((4, 1), (900, 2))]
     assert torch.equal(*sums)
-    if not together:
-        with pytest.raises(InputError, match=r"trainer is 'fast' in a secure run, which needs local\.max_examples"):
-            secured(net(), federation(4, 1), local, "fast")
 
 
-def test_the_programs_of_a_secure_run_are_recorded_in_shapes_that_no_client_decides(monkeypatch):
+@pytest.mark.parametrize("trainer", ["auto", "loop"])
+@pytest.mark.parametrize("how", LOCALS_OF_SHAPES)
+def test_programs_are_recorded_in_shapes_that_no_client_decides(how, trainer):
     """One client with many rows decided which shapes the caller's code saw; with state, it moved the votes of others."""
     seen: list[set[int]] = []
 
@@ -135,7 +133,7 @@ def test_the_programs_of_a_secure_run_are_recorded_in_shapes_that_no_client_deci
 
     for rows in (4, 900):
         seen.append(set())
-        secured(Watched(*net()), federation(rows, 1), Sgd(lr=0.1, epochs=1, batch_size=8), "auto")
+        others(federation(rows, 1), PRIVATE, LOCALS_OF_SHAPES[how], trainer, make=lambda: Watched(*net()))
     assert seen[0] == seen[1]
 
 

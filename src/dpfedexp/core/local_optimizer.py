@@ -15,7 +15,6 @@ from typing import Literal, Self, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from dpfedexp.core.modules import Params
 from dpfedexp.errors import InputError, checked, is_count, is_number, require
@@ -52,17 +51,6 @@ class Schedule:
 
     def part(self, at: slice) -> Schedule:
         return Schedule(self.positions[at], self.weights[at], self.steps[at], self.most)
-
-    def in_own_shape(self) -> Schedule:
-        """The schedule of one client with its batches padded to a power of two.
-
-        So there are few shapes, and each depends on this client's number of rows alone.
-        """
-        real = int((self.weights > 0).sum(-1).max())
-        room = 1 << max(real - 1, 0).bit_length()
-        more = max(0, room - self.positions.shape[-1])
-        positions, weights = pad(self.positions, (0, more)), pad(self.weights, (0, more))
-        return Schedule(positions[..., :room], weights[..., :room], self.steps, self.most)
 
 
 def size_class(sizes: Tensor, most: int | None = None) -> Tensor:
@@ -281,7 +269,7 @@ class LocalOptimizer:
         proximal: μ of FedProx (Li et al. 2020), whose proximal term μ(w − w⁽ᵗ⁾) is added to every gradient.
         max_examples: a public bound on the rows of a client: a client that holds more trains each round on a sample of that many,
             drawn from its own stream. The number of rows is private, so a secure run can put many clients into one tensor program
-            only with this bound; without it and without `batch_size` it takes 512.
+            only with this bound; without it, and without `steps` and `batch_size`, it takes 512.
         clip_gradient: a bound on the norm of a client's gradient in every step, over all parameters together, proximal term and
             correction included; None for no bound. The privacy guarantee does not use it; its clip is the algorithm's.
         schedule: how the rate changes over rounds, such as `CosineRate(rounds=50)`; None for a constant rate.

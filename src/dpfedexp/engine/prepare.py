@@ -80,7 +80,7 @@ def prepare(
     isolated = bool(secure) if isolated is None else isolated
     if isolated:
         check_isolated_optimizer(local)
-    unbounded = isolated and local.max_examples is None and local.batch_size is None
+    unbounded = isolated and not local.shape_is_public
     if unbounded:
         # A client's number of rows is private, and it must not decide about shapes.
         local = replace(local, max_examples=MOST_ROWS)
@@ -260,7 +260,6 @@ def _trainer(
         chunk = math.ceil(cohort / math.ceil(cohort / chunk)) if fixed else chunk
     if trial is not None:
         chunk, unit = isolation.widths(cohort, chunk, trainer.unit, fixed=fixed)
-        isolation.record_own_shapes(trial, streams)
     return trainer, int(chunk), unit, note
 
 

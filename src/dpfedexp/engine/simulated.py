@@ -289,13 +289,8 @@ class Simulation(Cohort):
             return torch.zeros(len(clients), width, device=device) if empty else rows_of(clients)
         filled, real = padded(clients, sizes, self.unit)
         like = torch.zeros(width, device=device)
-        public = self._shapes_are_public and not self._by_class
-        rows = train_isolated(rows_of, filled, self.unit, like=like, public=public, fill=fill)
+        rows = train_isolated(rows_of, filled, self.unit, like=like, public=not self._by_class, fill=fill)
         return rows if bool(real.all()) else torch.where(real.to(device)[:, None], rows, torch.zeros_like(rows))
-
-    @property
-    def _shapes_are_public(self) -> bool:
-        return self.unit is not None and self.task.local.shape_is_public
 
     @property
     def _by_class(self) -> bool:
@@ -305,7 +300,7 @@ class Simulation(Cohort):
         """The schedule of batches that the clients train on in a round."""
         shuffles, numbers = self.streams.at("batches", number).generators(), clients.tolist()
         sizes = self.task.clients.sizes[clients]
-        public, by_class = self._shapes_are_public, self._by_class
+        public, by_class = self.unit is not None, self._by_class
         return schedule(self.task.local, sizes, lambda row: shuffles(numbers[row]), public=public, by_class=by_class)
 
     @cached_property
@@ -315,7 +310,7 @@ class Simulation(Cohort):
     def loss_after(self, w: Tensor, rows: Tensor, clients: Tensor, number: int) -> Tensor:
         """Each client's loss in round `number` at the parameters w + rows[i], [n], on up to `MOST_ROWS` of its own examples."""
         draws, numbers = self.streams.at("losses", number).generators(), clients.tolist()
-        sizes, public, by_class = self.task.clients.sizes[clients], self._shapes_are_public, self._by_class
+        sizes, public, by_class = self.task.clients.sizes[clients], self.unit is not None, self._by_class
         every = all_rows(self.task.local.max_examples)
         plan = schedule(every, sizes, lambda row: draws(numbers[row]), public=public, by_class=by_class)
         return self._losses(w, rows, clients, plan, number)

@@ -40,9 +40,7 @@ class ClientLosses:
 
     def __init__(self, task: Task, trainer: Trainer, streams: Streams, *, unit: int | None) -> None:
         self.task, self.streams, self.unit = task, streams, unit
-        public = unit is None or task.local.shape_is_public
-        self.alone = not public or trainer.unit == 1 or isinstance(trainer, Loop)
-        self.own_shape = unit is not None and not public
+        self.alone = trainer.unit == 1 or isinstance(trainer, Loop)
         # keep=0: these programs run only twice a round, so recording them for speed is not worth it.
         self.together = task.program(f"{self.what} of clients", vmap(self._one), batched=True, keep=0)
         self.one = task.program(f"{self.what} of a client", self._one, keep=0)
@@ -71,7 +69,6 @@ class ClientLosses:
         """The loss of a single client. A module that draws without a key draws from the client's own stream."""
         seed = int(self.streams.at("module", round).generator(int(client)).integers(2**63))
         with seeded_generators(self.task.device, seed) if self.task.synthetic is None else nullcontext():
-            plan = plan.in_own_shape() if self.own_shape else plan
             x, y, weights = batches(self.task, client, plan, self.streams, round)(0)
             params = {name: value[0] for name, value in self.task.layout.unflatten(own).items()}
             rows = rows_of_one(self.task, x, y, weights)
@@ -97,7 +94,7 @@ class ClientScores(ClientLosses):
         model = copy.deepcopy(task.model).eval()
         task = replace(task, model=model, loss=measured, clients=rows, copies=[])
         super().__init__(task, trainer, streams, unit=unit)
-        self.metrics, self.own_shape = metrics, False
+        self.metrics = metrics
         self.alone = self.alone or unit is not None
 
     def _one(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, key: Tensor | None = None) -> Tensor:

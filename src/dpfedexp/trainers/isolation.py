@@ -5,9 +5,8 @@ The privacy noise covers one client that changes one row of the sum. Isolation i
 - module, loss, transform and a custom optimizer run on synthetic values only. Their tensor operations are recorded there, and the
   clients' rows go through the recording (`trainers.recording`), which is refused if it could carry anything between clients;
 - every client has its own copy of the parameters, and the transform sees one client at a time;
-- every shape is fixed by public numbers (`local.max_examples`, or `steps` and `batch_size`), or is one of a few public shapes
-  and depends on one client alone: on a CPU, clients with the same number of rows, rounded up to a power of two, train together.
-  The last chunk is padded;
+- every shape is fixed by public numbers (`local.max_examples`, or `steps` and `batch_size`), or is one of a few public shapes:
+  on a CPU, clients with the same number of rows, rounded up to a power of two, train together. The last chunk is padded;
 - the trainer is chosen on synthetic clients, and only if their rows are the same, bit for bit, with other clients in the chunk and
   in other places of the chunk (`is_isolated`), for every shape: kernels are chosen by shapes and addresses, not by values.
 """
@@ -31,11 +30,11 @@ from dpfedexp.core.modules import Inputs, call, each
 from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError, first_line, require
 from dpfedexp.mechanisms.base import lift
-from dpfedexp.trainers.client_losses import MOST_ROWS, ClientLosses, all_rows
+from dpfedexp.trainers.client_losses import ClientLosses, all_rows
 from dpfedexp.trainers.draws import seeded_generators, watching_draws
 from dpfedexp.trainers.module_checks import StateCheck
 from dpfedexp.trainers.recording import Recorded, SyntheticClients, Tape, Unrecordable, adversarial, refusal
-from dpfedexp.trainers.steps import ByAutograd, Loop
+from dpfedexp.trainers.steps import ByAutograd
 from dpfedexp.trainers.task import Task, Trainer, check_task, one_row
 
 log = logging.getLogger("dpfedexp")
@@ -145,20 +144,6 @@ def check_recordings(trial: Task, streams: Streams) -> None:
     variants = _variants(own, y, *_known_numbers(trial, own, y))
     program = Recorded(ByAutograd(trial).gradients, own=lambda inputs: inputs[0].values(), held=trial.module_tensors)
     _check_program("the model or its loss", program, [(params, *rows, *rest) for rows in variants])
-    if trial.local.shape_is_public:
-        return
-    for size in (1, 2, 4, _BATCH):
-        try:
-            _record_shape(trial, streams, size)
-        except Unrecordable as reason:
-            raise refusal("the model or its loss", reason) from None
-        except InputError:
-            raise
-        except Exception as error:
-            raise InputError(
-                f"the model, its loss or the transform can't be computed for a client of {size} rows: {first_line(error)} A secure "
-                "run without local.max_examples tries clients of 1 to 8 rows; give max_examples for batches of one shape."
-            ) from error
 
 
 def _variants(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inputs, Tensor]]:
@@ -193,36 +178,6 @@ def _tapes(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) -> list[
                 text = f"{what} can't be computed on a batch of synthetic rows: {first_line(error)} {WHY}"
                 raise InputError(text) from error
     return tapes
-
-
-def record_own_shapes(trial: Task, streams: Streams) -> None:
-    """Record the programs of all shapes, in increasing order, if shapes depend on the client alone.
-
-    Then no recording depends on which sizes exist. Clients of a size on which a program fails send zero updates.
-    """
-    if trial.local.shape_is_public:
-        return
-    size = 2 * _BATCH
-    while size < 2 * max(MOST_ROWS, trial.local.batch_size or 0):
-        try:
-            _record_shape(trial, streams, size)
-        except Exception as error:
-            log.debug("clients of %d rows learn nothing: %s", size, first_line(error))
-        size *= 2
-
-
-def _record_shape(trial: Task, streams: Streams, size: int) -> None:
-    """Record the programs of a client of `size` rows: transform, gradients and loss."""
-    one, w = torch.zeros(1, dtype=torch.int64), trial.layout.read(trial.model).float().to(trial.device)
-    loop = Loop(trial, streams)
-
-    def plan(rows: int) -> Schedule:
-        positions = torch.arange(rows)[None, None]
-        return Schedule(positions, torch.full(positions.shape, 1 / rows), torch.ones(1, dtype=torch.int64))
-
-    rates = torch.ones(1) if trial.has_client_rates else None
-    found = loop(w, one, plan(min(size, trial.local.batch_size or size)), 1, None, rates)
-    ClientLosses(trial, loop, streams, unit=1)(w, found, one, plan(min(size, MOST_ROWS)), 1)
 
 
 def _known_numbers(task: Task, x: Inputs, y: Tensor) -> tuple[int, int]:
@@ -307,7 +262,7 @@ def _plan(task: Task, local: LocalOptimizer, sizes: Tensor, clients: Tensor) -> 
     def draws(row: int) -> np.random.Generator:
         return np.random.default_rng(int(clients[row]))
 
-    return schedule(local, sizes, draws, public=task.local.shape_is_public, by_class=task.shapes_by_class)
+    return schedule(local, sizes, draws, public=True, by_class=task.shapes_by_class)
 
 
 def _short(task: Task, sizes: Tensor, clients: Tensor) -> Schedule:

@@ -327,8 +327,6 @@ def _selected(
             f"the model can't be vectorized over clients ({reason}); training them one after the other instead, "
             "which is usually 10 to 100 times slower."
         )
-    if isolated and not task.local.shape_is_public:
-        return _one_by_one(task, streams, name)
     size = footprint(on)
     # A quarter of a budget is for the tiles of all threads together; the rest is for updates.
     room = TILE_BYTES if budget is None else min(TILE_BYTES, budget // (4 * torch.get_num_threads()))
@@ -417,17 +415,6 @@ def passes_isolation(trial: Task, trainer: Trainer, chunk: int) -> bool:
     if not passed:
         log.info("trainer %s is left out: a client's update depends on its neighbors on this device", trainer.name)
     return passed
-
-
-def _one_by_one(task: Task, streams: Streams, name: str) -> tuple[Trainer, str | None]:
-    """The trainer for shapes without a public bound: one program per client, because shapes would reveal how much others hold."""
-    bound = "local.max_examples, a public bound on the examples of a client (or both local.steps and local.batch_size)"
-    known = name in ("auto", "tiled-loop")
-    require(known, f"trainer is {name!r} in a secure run, which needs {bound}; or use trainer='auto'.")
-    note = f"the run is secure, so clients are trained one by one; give {bound} to train many at once."
-    if task.device.type != "cpu":
-        return Loop(task, streams), note
-    return Parallel("tiled-loop", lambda: Loop(task.copy_for_thread(), streams), 1, fixed=True), note
 
 
 def _quickest(task: Task, makers: Makers, chunk: int, tile: int) -> str:

@@ -475,8 +475,6 @@ class Loop:
     def _one(self, w: Tensor, client: Tensor, one: Schedule, round: int, out: Tensor, own: Sequence[Rows]) -> None:
         """Train one client in place in `out` [1, d], which receives its parameters; `own` are its correction, rate and key."""
         task = self.task
-        if task.synthetic is not None and not task.local.shape_is_public:
-            one = one.in_own_shape()
         core = ByAutograd(task)
         batch_of = _batches(task, core, client, one, self.streams, round)
         stepper = Stepper(core, task.layout, task.optimizer)
