@@ -35,6 +35,8 @@ def main() -> int:
             (site,) = Path(folder).glob("lib/*/site-packages")
             (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
             pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
+            # Installed here even if the other environment has this version: with its programs.
+            subprocess.run([*pip, "--ignore-installed", "--no-deps", request], check=True)
             subprocess.run([*pip, request], check=True)
             print(subprocess.check_output([python, "-m", "pip", "show", "flwr"], text=True).splitlines()[1], flush=True)
             known = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE / "src"), "DPFEDEXP_SLOW": "0"}
