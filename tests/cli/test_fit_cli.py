@@ -53,7 +53,8 @@ def test_a_folder_of_fit_names_what_was_chosen_verifies_and_makes_a_page(place):
     verified = call("privacy", "verify", "run")
     assert verified.exit_code == 0, verified.output
     assert "FAILED" not in verified.output
-    assert "This run chose its own settings" in call("privacy", "explain", "run").output
+    assert "This run chose its own settings" in (place / "run" / "privacy.txt").read_text()
+    assert "This run chose its own settings" not in call("privacy", "explain", "run").output, "not in the ledger"
     assert call("report", "run").exit_code == 0
     ledger = [json.loads(line) for line in (place / "run" / "ledger.jsonl").read_text().splitlines()[1:]]
     assert [entry["round"] for entry in ledger if "event" in entry] == [0, 0, 1, 1, 2, 3]

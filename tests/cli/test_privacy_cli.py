@@ -30,7 +30,7 @@ def call_json(*arguments: object) -> dict:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     event = GaussianEvent("central", "replace-one", (Query("update", 1.0, 2.0, 5.0),))
-    with Ledger.create(tmp_path / "ledger.jsonl") as ledger:
+    with Ledger.create(tmp_path / "ledger.jsonl", algorithm="CDP-FedEXP", clients=1000) as ledger:
         for t in range(5):
             ledger.charge(t, event)
         sealed_model(tmp_path, ledger)

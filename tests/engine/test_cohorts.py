@@ -301,8 +301,8 @@ def test_a_tournament_on_flower_is_that_of_the_simulator(tmp_path, monkeypatch):
     for folder in ("flower", "simulated"):
         assert outcome(verify_run(tmp_path / folder)) == "holds"
         assert {path.name for path in (tmp_path / folder).iterdir()} == FILES
-    facts = [RunFacts.read(tmp_path / folder) for folder in ("flower", "simulated")]
-    assert [[vote["rounds"] for vote in one.votes] for one in facts] == [[[1, 1, 2], [1, 2]]] * 2
+    books = [Ledger.open(tmp_path / folder / "ledger.jsonl", read_only=True) for folder in ("flower", "simulated")]
+    assert [[vote["rounds"] for vote in book.header["votes"]] for book in books] == [[[1, 1, 2], [1, 2]]] * 2
     assert f"of 3 candidates, by the clients' votes: {named[strategy.history[-1]['candidate']].name}" in " ".join(
         strategy.statement.choices
     )
@@ -332,7 +332,7 @@ def test_a_deployed_fit_that_dies_at_any_write_releases_nothing_uncharged_and_go
         assert {entry.round for entry in entries} >= set(shown)
         resumed = flower(algorithm, local, place)
         assert resumed.state.round == ROUNDS
-        names = [query for _, queries in charges(resumed.ledger) for query in queries]
+        names = [query for _, queries in charges(resumed.run.ledger) for query in queries]
         assert {"local rate", "first clip"} <= set(names)
         assert outcome(verify_run(place)) == "holds"
     assert write > 15, "two votes and three rounds, each with a head and an anchor"

@@ -1,7 +1,6 @@
 """A run's claim is checked against its own ledger; every kind of disagreement is found."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +107,7 @@ def test_charges_of_other_runs_on_the_folders_ledger_pay_for_none_of_its_rounds(
     with Ledger.create(tmp_path / "ledger.jsonl", run="a") as ledger:
         ledger.charge(1, central(5.0), run="a")
         ledger.charge(2, central(5.0), run="b")
+    (tmp_path / "run.json").write_text('{"run": "a"}')
     (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
     assert failed(tmp_path) == ["claim"]
     (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
@@ -115,15 +115,15 @@ def test_charges_of_other_runs_on_the_folders_ledger_pay_for_none_of_its_rounds(
 
 
 def test_a_claim_for_readers_of_the_models_is_recomputed(tmp_path):
-    with Ledger.create(tmp_path / "ledger.jsonl") as ledger:
+    known = {"algorithm": "x", "clients": 1000}
+    with Ledger.create(tmp_path / "ledger.jsonl", **known, reporting=800) as ledger:
         for t in range(10):
             ledger.charge(t, local(0.7))
         sealed_model(tmp_path, ledger)
-        claim = PrivacyStatement.from_charges(ledger.charges(), 1e-5, algorithm="x", clients=1000, reporting=800)
-    (tmp_path / "privacy.json").write_text(claim.to_json(), encoding="utf-8")
-    assert failed(tmp_path) == []
-    (tmp_path / "privacy.json").write_text(replace(claim, reporting=700).to_json(), encoding="utf-8")
-    assert failed(tmp_path) == ["models_only"]
+    for reporting, wrong in ((800, []), (900, ["reporting", "models_only"])):
+        claim = PrivacyStatement.from_charges(ledger.charges(), 1e-5, **known, reporting=reporting)
+        (tmp_path / "privacy.json").write_text(claim.to_json(), encoding="utf-8")
+        assert failed(tmp_path) == wrong
 
 
 def test_a_run_without_a_claim_fails_and_is_explained_from_its_ledger(run):
@@ -131,7 +131,12 @@ def test_a_run_without_a_claim_fails_and_is_explained_from_its_ledger(run):
     assert failed(run) == ["claim"]
     statement = recompute(run)
     assert (statement.rounds, statement.clients, statement.algorithm) == (10, 1000, "CDP-FedEXP")
-    statement = recompute(run, planned=25)
+    with Ledger.open(run / "ledger.jsonl") as ledger:
+        ledger.describe("", planned_rounds=25)
+    statement = recompute(run)
+    assert (statement.planned_rounds, statement.stopping) == (25, "")
+    assert statement.epsilon_total == compose([(central(5.0), 10)], 1e-5).epsilon
+    statement = recompute(run, killed=True)
     assert (statement.rounds, statement.planned_rounds, statement.stopping) == (10, 25, "hand")
     assert statement.epsilon_total == compose([(central(5.0), 25)], 1e-5).epsilon
 

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.engine.checkpoint import read_progress
-from dpfedexp.engine.verify import recompute, verify_run
+from dpfedexp.engine.verify import outcome, recompute, verify_run
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.cohort import participants_after
@@ -163,8 +163,10 @@ def test_a_resumed_run_does_not_claim_more_reports_than_its_earlier_rounds_had(t
     few = {n: n - 1 for n in (1, 2)}
     early = start(tmp_path, Nodes(few), local, clients=6, rounds=2, on_round=stop_after(1))
     assert early.statement.reporting == 2
+    assert outcome(verify_run(tmp_path)) == "holds"
     late = start(tmp_path, Nodes({n: n - 1 for n in range(1, 7)}), local, 6, rounds=2, min_reply_fraction=1.0)
     assert late.statement.reporting == 2
+    assert outcome(verify_run(tmp_path)) == "holds"
     assert late.statement.models_only is not None
     # The first statement, of a stopped run, counts the planned round too.
     assert late.statement.models_only.epsilon_total == early.statement.models_only.epsilon_total

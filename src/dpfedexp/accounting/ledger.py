@@ -1,7 +1,7 @@
 """The ledger: the charges of a run, each written to disk before its release.
 
-The file has one JSON object per line: a header, then the charges. Every line ends with the SHA-256 of the previous line's hash and
-its own text. The file `<name>.head` holds the number of records and the last hash, so that removed last lines are detected too.
+The file has one JSON object per line: a header, then charges, terms and seals. A line ends with the SHA-256 of the line before's
+and its own text. The file `<name>.head` holds the number of records and the last hash, so that removed last lines are detected too.
 
 A charge is written and synced, then the head is replaced atomically and synced, then `charge` returns. If the process is killed,
 the file has at most one record more than its head, or ends in a torn line: neither was acknowledged, and the ledger opens again.
@@ -105,13 +105,14 @@ class Ledger:
         self.lock = threading.Lock()
         self._after: list[list[str]] = [[]]
         """For each number of charges, the hashes of the last charge and of the seals after it."""
-        self.seals: list[tuple[int, str, dict[str, str]]] = []
-        """Every seal: the number of charges before it, the name of its run, and its digests."""
+        self.notes: list[tuple[int, dict[str, Any]]] = []
+        """(number of charges before it, record) of every record that charges nothing: terms of runs, and seals."""
         for record, line_hash in zip([header, *content.records], content.hashes, strict=True) if content else ():
             if "event" in record:
                 self._after.append([])
             elif record is not header:
-                self.seals.append((len(self._after) - 1, record["run"], record["seal"]))
+                note = {name: value for name, value in record.items() if name not in ("seq", "previous")}
+                self.notes.append((len(self._after) - 1, note))
             self._after[-1].append(line_hash)
         self._paid = {entry.release: entry.event for entry in entries}
         self._counts = Counter(entry.event for entry in entries)
@@ -185,24 +186,42 @@ class Ledger:
             return False
         return mark.hash in self._after[mark.count] if self._after[0] else mark.hash == ""
 
+    def describe(self, run: str, **terms: Any) -> None:
+        """Record what the statement of a run is computed from, beside its charges. Later terms replace earlier ones."""
+        known = self.terms(run)
+        if changed := {name: value for name, value in terms.items() if name not in known or known[name] != value}:
+            self.add({"run": run, "terms": changed})
+
+    def terms(self, run: str) -> dict[str, Any]:
+        """Return the terms of a run: those of the header, if the run created the ledger, and of its records."""
+        terms = dict(self.header) if self.header.get("run", run) == run else {}
+        for _, note in self.notes:
+            terms |= note.get("terms", {}) if note["run"] == run else {}
+        return terms
+
     def seal(self, run: str, **digests: str) -> None:
         """Bind the results of a run, such as the hash of its model, to the charges of that run.
 
         A later seal of the same run replaces an earlier one.
         """
-        if self._read_only:
-            raise LedgerError("this ledger was opened for reading; open it without read_only to seal it.")
-        if self.sealed(run) == digests:
-            return
-        self.check_newest()
-        self._after[-1] += self._append({"run": run, "seal": digests})
-        self.seals.append((len(self), run, digests))
-        self._move_witnesses()
+        if self._read_only or self.sealed(run) != digests:
+            self.add({"run": run, "seal": digests})
 
     def sealed(self, run: str) -> dict[str, str] | None:
         """Return the digests of the last seal of a run; None if it has no seal or was charged after it."""
-        count, digests = next(((n, found) for n, name, found in reversed(self.seals) if name == run), (0, None))
+        seals = ((n, one["seal"]) for n, one in reversed(self.notes) if one["run"] == run and "seal" in one)
+        count, digests = next(seals, (0, None))
         return None if any(entry.run == run for entry in self._entries[count:]) else digests
+
+    def add(self, note: dict[str, Any]) -> None:
+        """Append a record that charges nothing."""
+        if self._read_only:
+            raise LedgerError("this ledger was opened for reading; open it without read_only to write to it.")
+        with self.lock:
+            self.check_newest()
+            self._after[-1] += self._append(note)
+            self.notes.append((len(self), note))
+            self._move_witnesses()
 
     def _append(self, record: dict[str, Any]) -> list[str]:
         """Write a line, and return its hash in a list; an empty list for a ledger in memory."""
@@ -300,10 +319,11 @@ def _entries(path: Path, records: list[dict[str, Any]]) -> list[LedgerEntry]:
     for seq, record in enumerate(records, start=1):
         try:
             require(record["seq"] == seq, f"it is numbered {record['seq']!r} where {seq} was due")
-            if "seal" in record and "event" not in record:
-                digests = record["seal"]
+            if "event" not in record:
+                digests, terms = record.get("seal", {}), record.get("terms", {})
                 right = isinstance(digests, dict) and all(isinstance(one, str) for one in digests.values())
                 require(isinstance(record["run"], str) and right, "its seal is not a table of digests")
+                require(isinstance(terms, dict) and ("seal" in record) != ("terms" in record), "its terms are no table")
                 continue
             require(type(record["round"]) is int, f"its round is {record['round']!r}")
             event = from_json(record["event"])

@@ -313,6 +313,8 @@ class PrivacyStatement:
         values = {name: value for name, value in values.items() if name not in ("version", "shown", "text")}
         for name in ("epsilon_round", "epsilon_total"):
             values[name] = math.inf if values[name] is None else values[name]
+        if values.get("planned_rounds") is not None and values.get("planned_epsilon_total") is None:
+            values["planned_epsilon_total"] = math.inf
         for name in ("other_adjacency", "models_only"):
             if values.get(name) is not None:
                 fields: dict[str, Any] = {key: math.inf if v is None else v for key, v in values[name].items()}

@@ -30,6 +30,7 @@ TargetOption = Annotated[float, typer.Option("--epsilon", "--target-epsilon", "-
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
 _VERDICTS = {
     "holds": "[bold green]The claim holds.[/]",
+    "limited": "[bold green]The claim holds for this ledger.[/] See above for what can't be checked on this machine.",
     "false": "[bold red]THE CLAIM DOES NOT HOLD. Do not rely on it.[/]",
     "incomplete": "[bold yellow]The claim can't be checked: see above for what is missing. Do not rely on it.[/]",
 }
@@ -153,9 +154,9 @@ def noise(
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:
     """Explain the guarantee of a run in plain language, computed from its ledger."""
     from dpfedexp.accounting.statement import wrap
-    from dpfedexp.engine.verify import read_claim, recompute
+    from dpfedexp.engine.verify import recompute
 
-    statement = recompute(run, read_claim(run))
+    statement = recompute(run)
     typer.echo(statement.to_json() if as_json else wrap(statement.text, min(Console().width, 120)))
 
 
@@ -164,20 +165,22 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     """Verify the claim of a run from its ledger and configuration. Exit code 1: it is false; 4: something is missing."""
     from dpfedexp.config import load
     from dpfedexp.engine.outlets import CONFIG
-    from dpfedexp.engine.verify import outcome, read_claim, recompute, verify_run
+    from dpfedexp.engine.verify import outcome, recompute, verify_run
 
     events = load(run / CONFIG).planned_events() if (run / CONFIG).exists() else []
     planned = events[0] if events else None
     checks = verify_run(run, planned, events[1:])
     result = outcome(checks)
+    limited = any(check.passed and check.incomplete for check in checks)
     if as_json:
         # Without a complete ledger nothing can be recomputed; the checks report it.
-        found = json.loads(recompute(run, read_claim(run)).to_json()) if checks[0].passed else {}
+        found = json.loads(recompute(run).to_json()) if checks[0].passed else {}
         keys = ("epsilon_total", "epsilon_round", "delta", "adjacency", "accountant", "rounds", "exact")
         print_json(
             {
                 "verified": result == "holds",
                 "outcome": result,
+                "limited": limited,
                 **{key: found.get(key) for key in keys},
                 "checks": [dataclasses.asdict(check) for check in checks],
                 "configuration_checked": planned is not None,
@@ -187,13 +190,14 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
         table = Table("check", "result", "detail", title=f"Verification of {run}")
         for check in checks:
             failed = "[yellow]missing[/]" if check.incomplete else "[bold red]FAILED[/]"
-            table.add_row(check.name, "[green]ok[/]" if check.passed else failed, check.detail)
+            passed = "[yellow]not checked[/]" if check.incomplete else "[green]ok[/]"
+            table.add_row(check.name, passed if check.passed else failed, check.detail)
         if planned is None:
             reason = f"optional: only a run from the command line writes a {CONFIG} to compare with"
             table.add_row("configuration", "[dim]not checked[/]", reason)
         console = Console()
         console.print(table)
-        console.print(_VERDICTS[result])
+        console.print(_VERDICTS["limited" if result == "holds" and limited else result])
     raise typer.Exit({"holds": 0, "false": 1, "incomplete": 4}[result])
 
 

@@ -370,6 +370,9 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     """Hash the names, types, shapes and values of tensors."""
     total = hashlib.sha256()
     for name, value in sorted(tensors.items()):
-        total.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+        head = f"{name}:{value.dtype}:{tuple(value.shape)}".encode()
+        # Without the length a name could contain the head and the values of another tensor.
+        total.update(len(head).to_bytes(8))
+        total.update(head)
         total.update(value.numpy().data.cast("B") if value.numel() else b"")
     return total.hexdigest()

@@ -1,5 +1,6 @@
 """The ledger, checkpoint and private folder of a run, opened together so that they stay consistent."""
 
+import json
 import math
 import re
 import time
@@ -67,7 +68,7 @@ class LedgerSource:
         if self.given is not None:
             return self.given
         if self.path is None:
-            return Ledger.in_memory()
+            return Ledger.in_memory(**header)
         if self.exists and not self.own:
             return Ledger.open(self.path)
         return Ledger.create(self.path, **header)
@@ -120,19 +121,30 @@ class RunDescription:
     def secure(self) -> bool:
         return self.engine.secure
 
-    def ledger_header(self) -> dict[str, Any]:
+    def terms(self, history: list[dict[str, Any]], stop_source: str = "") -> dict[str, Any]:
+        """What the statement is computed from, beside the charges: a record of the ledger."""
         run = self.engine
-        header = {
-            "config": checkpoint.settings_hash(self.settings),
+        terms = {
             "algorithm": run.algorithm.name,
             "clients": run.population,
             "delta": run.algorithm.delta,
             "simulated": not self.secure,
-            "run": run.run,
+            "planned_rounds": self.rounds,
+            "not_covered": list(self.not_covered),
+            "reporting": None if self.reporting is None else self.reporting(history),
+            "no_other_adjacency": self.no_other_adjacency,
+            "stopping": stop_source,
+            "complete": len(history) >= self.rounds,
             **run.larger_deployment,
             **run.announced(),
-            **({"no_other_adjacency": self.no_other_adjacency} if self.no_other_adjacency else {}),
         }
+        # As they are read from the file, so that terms that did not change are not written again.
+        return dict(json.loads(json.dumps(outlets.recorded(LEDGER, terms, secure=self.secure))))
+
+    def ledger_header(self) -> dict[str, Any]:
+        """The first line of a new ledger: the settings' hash, and the name and the terms of its first run."""
+        settings = checkpoint.settings_hash(self.settings)
+        header = {"config": settings, "run": self.engine.run, **self.terms([])}
         return outlets.recorded(LEDGER, header, secure=self.secure)
 
 
@@ -213,6 +225,14 @@ class OpenRun:
         if stop_source and stop_source != self.stop_source:
             self.stop_source = stop_source
             self.save(controls=self._controls)
+        self.describe()
+
+    def describe(self) -> None:
+        """Write the run's terms to the ledger, where they changed: `verify` computes the statement from the ledger alone."""
+        try:
+            self.ledger.describe(self.name, **self.description.terms(self.history, self.stop_source))
+        except OSError as error:
+            raise LedgerError(f"the run's terms can't be written to the ledger: {error.strerror}.") from None
 
     def seal(self, model: nn.Module) -> None:
         """Write the hashes of model and checkpoint to the ledger. The private folder of a complete run is deleted."""
@@ -250,7 +270,7 @@ class OpenRun:
         known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
         checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public))
 
-    def hold(self, *, shared: bool) -> None:
+    def hold(self, source: LedgerSource) -> None:
         """Lock the ledger's anchors (its length and last hash, kept elsewhere), so that no copy of the run can charge it.
 
         Until the run is closed, every charge updates them before its round is released. The ledger in a run's own folder has a
@@ -263,8 +283,15 @@ class OpenRun:
             anchors.append(self.private)
         if ledger.first_hash:
             anchor = private_folder.SharedAnchor.of(ledger.first_hash)
-            if shared or self.description.secure or anchor.mark() is not None:
+            if not source.own or self.description.secure or anchor.mark() is not None:
                 anchors.append(anchor)
+                where = (ledger.first_hash, self.name, source.path)
+                if len(ledger) and anchor.mark() is None and (others := private_folder.other_ledgers(*where)):
+                    raise LedgerError(
+                        f"the ledger {str(source.path)!r} has charges, but {str(others[0])!r} names another one: it was "
+                        "replaced or rewritten. Restore it, or if it comes from another machine, put it into a new folder."
+                    )
+                private_folder.remember_ledger(*where)
         try:
             for one in anchors:
                 # A nested run on the same ledger object finds the anchor locked by the outer run.
@@ -272,10 +299,11 @@ class OpenRun:
                     self.writers.append(private_folder.SingleWriter(one, self.name))
             for writer in self.writers:
                 writer.move(ledger)
+            ledger.witnesses.extend(self.writers)
+            self.describe()
         except BaseException:
             self._release()
             raise
-        ledger.witnesses.extend(self.writers)
 
     def _release(self) -> None:
         for writer in self.writers:
@@ -307,7 +335,7 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
         with source.opened(source.new(run.ledger_header())) as ledger:
             created = source.own
             open_run = OpenRun(name, run, folder, private, ledger, run.start, [], source.given is None)
-            open_run.hold(shared=not source.own)
+            open_run.hold(source)
             # A crash must not lose the initial parameters, nor the name of a run that charges a ledger elsewhere.
             open_run.save(controls=False)
             return open_run
@@ -360,7 +388,7 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
             private.forget_controls(but=state.round)
         stop_source = "" if last is None else last.progress.stop_source
         open_run = OpenRun(name, run, folder, private, ledger, state, history, source.given is None, stop_source)
-        open_run.hold(shared=not source.own)
+        open_run.hold(source)
         return open_run
 
 
@@ -499,6 +527,5 @@ def facts_of(
         secure=run.secure,
         command=command or call,
         trainer="" if run.secure else trainer,
-        **engine.announced(),
         settings=chosen | {"algorithm": algorithm.name, "model": model, "parameters": len(engine.start)},
     )

@@ -69,8 +69,9 @@ ROUND = _fields(
 )
 OUTLETS: Mapping[str, Fields] = {
     LEDGER: _fields(
+        # The terms of a run: `reporting` is the public number of clients that report, as in the history.
         public="format version config algorithm clients delta simulated noise_cohort stand_ins round no_other_adjacency "
-        "evaluation votes",
+        "evaluation votes planned_rounds not_covered reporting stopping complete terms",
         # The event describes the mechanism; the radius of an adaptive clip was released in the round before.
         released="event seal",
         accounting="run seq noise previous hash",

@@ -6,7 +6,9 @@ controls-<round>.safetensors  SCAFFOLD's control variate of each client after th
 
 The folder is `$DPFEDEXP_PRIVATE/<run>`, or `<run>` below `$XDG_STATE_HOME/dpfedexp` or `~/.local/state/dpfedexp`. Only its owner
 can read it, and it is deleted when the run has finished. `ledgers/` beside it keeps the anchors of ledgers that several runs
-charge and of secure runs' ledgers. A `.lock` file beside an anchor exists while a run holds the anchor (`SingleWriter`).
+charge and of secure runs' ledgers, each named by the hash of the ledger's first line. Its files `*.first` hold this hash for the
+name of a run and for the path of a ledger, so that `verify` finds out a ledger whose first line was changed. A `.lock` file beside
+an anchor exists while a run holds the anchor (`SingleWriter`).
 """
 
 import hashlib
@@ -194,15 +196,34 @@ class SharedAnchor:
         write_mark(self.path, mark)
 
 
-def marks_of(run: object, first_hash: str) -> list[tuple[Path, LedgerMark]]:
-    """(file, mark) of every anchor of a ledger whose header names `run`; empty where it was never charged on this machine."""
+def marks_of(run: str, first_hash: str) -> list[tuple[Path, LedgerMark]]:
+    """(file, mark) of every anchor of a ledger that `run` charged; empty where it was never charged on this machine."""
     anchors: list[Anchor] = []
-    if is_run_id(run) and (path := root() / str(run)).exists():
-        anchors.append(PrivateFolder(str(run), path))
+    if is_run_id(run) and (path := root() / run).exists():
+        anchors.append(PrivateFolder(run, path))
     if _HASH.fullmatch(first_hash):
         anchors.append(SharedAnchor.of(first_hash))
     found = [(one.file, one.mark()) for one in anchors]
     return [(file, mark) for file, mark in found if mark is not None and mark != NOTHING_CHARGED]
+
+
+def _index(run: str, ledger: Path | None) -> list[Path]:
+    """The files with the first hash of the ledger that a run charged, and of the ledger at a path."""
+    names = [run] if is_run_id(run) else []
+    names += [] if ledger is None else [hashlib.sha256(os.fsencode(ledger.resolve())).hexdigest()]
+    return [root() / "ledgers" / f"{name}.first" for name in names]
+
+
+def remember_ledger(first_hash: str, run: str, ledger: Path | None) -> None:
+    """Remember the ledger of a run and of a path: a ledger whose first line was changed does not lead to its own anchor."""
+    for file in _index(run, ledger):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_text(file, first_hash, mode=0o600)
+
+
+def other_ledgers(first_hash: str, run: str, ledger: Path | None) -> list[Path]:
+    """The files that name another ledger for this run or this path; that of the run is the first."""
+    return [file for file in _index(run, ledger) if file.exists() and file.read_text() != first_hash]
 
 
 def _read_if_present(path: Path, read: Callable[[Path], Content | None]) -> Content | None:

@@ -20,7 +20,7 @@ from dpfedexp.accounting.statement import card, caveats, summary
 from dpfedexp.engine import checkpoint, outlets
 from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import STEERING, figure, metrics_in, run_panels
-from dpfedexp.engine.verify import CONTEXT, read_claim, recompute
+from dpfedexp.engine.verify import read_claim, recompute
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.files import finite, replace_tensors, replace_text, set_dates, writing
 
@@ -70,12 +70,9 @@ class Run:
             The folder.
         """
         files = RunFolder(folder, purpose="to save the run in")
-        statement = self.privacy
-        names = ("algorithm", "clients", "delta", "simulated", *CONTEXT)
-        header = {name: value for name in names if (value := getattr(statement, name)) is not None}
-        header |= {} if self.facts is None else {"run": self.facts.run}
+        run = str(self.ledger.header.get("run", "")) if self.facts is None else self.facts.run
         with writing(files.path):
-            _copy_ledger(files.path, self.ledger, header, checkpoint.digest(model_tensors(self.model)))
+            _copy_ledger(files.path, self.ledger, run, checkpoint.digest(model_tensors(self.model)))
         files.facts = self.facts
         files.finish(self)
         return files.path
@@ -104,11 +101,11 @@ class Run:
         tensors = read_parameters(path)
         trained = StoredParameters(tensors) if model is None else _filled(model, tensors, path)
         file, facts = path / outlets.LEDGER, RunFacts.read(path)
-        trainer, stopped, planned = ("", "", None) if facts is None else (facts.trainer, facts.stopped, facts.rounds)
+        trainer, stopped = ("", "") if facts is None else (facts.trainer, facts.stopped)
         return Run(
             trained,
             [numbers(record) for record in read_history(path)],
-            read_claim(path) or recompute(path, planned=planned),
+            read_claim(path) or recompute(path, killed=True),
             Ledger.open(file, read_only=True) if file.exists() else Ledger.in_memory(),
             trainer or "unknown",
             stopped or None,
@@ -198,8 +195,7 @@ def baseline_text(baselines: Mapping[str, float], key: str) -> str:
 
 FORMAT, VERSION = "dpfedexp-run", 1
 Status = Literal["running", "completed", "stopped", "failed"]
-_READ_AS = {"str": ("str",), "int": ("int",), "bool": ("bool",), "float": ("float", "int")}
-_READ_AS |= {"dict[str, Any]": ("dict",), "list[dict[str, Any]]": ("list",)}
+_READ_AS = {"str": ("str",), "int": ("int",), "bool": ("bool",), "float": ("float", "int"), "dict[str, Any]": ("dict",)}
 
 
 @dataclass(frozen=True)
@@ -224,8 +220,6 @@ class RunFacts:
     command: str
     trainer: str = ""
     stopped: str = ""
-    evaluation: dict[str, Any] = field(default_factory=dict)
-    votes: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     baselines: dict[str, Any] = field(default_factory=dict)
 
@@ -400,20 +394,17 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
 
 
-def _copy_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model: str) -> None:
-    """Copy a ledger into a folder, charge by charge, and seal the copy with the digest of the model.
-
-    `header` describes the saved run: the original ledger may have been created by another run.
-    """
+def _copy_ledger(folder: Path, ledger: Ledger, run: str, model: str) -> None:
+    """Copy a ledger into a folder, record by record, and seal the copy with the digest of the run's model."""
     own = {name: value for name, value in ledger.header.items() if name not in ("format", "version")}
-    with Ledger.create(folder / outlets.LEDGER, **{**own, **header}) as copy:
-        # Charges and seals keep their order, so that the copy holds the marks of the original's anchors.
+    with Ledger.create(folder / outlets.LEDGER, **own) as copy:
+        # All records keep their order, so that the copy holds the marks of the original's anchors.
         for number, entry in enumerate([None, *ledger.entries]):
             if entry is not None:
                 copy.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
-            for _, run, digests in (seal for seal in ledger.seals if seal[0] == number):
-                copy.seal(run, **digests)
-        copy.seal(str(header.get("run", "")), model=model)
+            for _, note in (one for one in ledger.notes if one[0] == number):
+                copy.add(note)
+        copy.seal(run, model=model)
 
 
 def read_history(folder: Path) -> list[Record]:

@@ -135,7 +135,7 @@ def run_to_end(
                 advisor.begin(open_run.history)
                 call_hook(callbacks, "on_train_begin", facts)
                 stop = call_hook(callbacks, "on_resume", open_run.history)
-            if stop is None:
+            if stop is None or open_run.state.round == rounds:
                 limit = None if budget is None else Budget(budget, engine.algorithm.delta)
                 end = _rounds(engine, open_run, limit, measure, evaluate_every, voted, completed)
             else:
@@ -281,7 +281,7 @@ def statement_of(open_run: OpenRun, end: RunEnd) -> PrivacyStatement:
         # The missing rounds on top of all charges in the ledger, because other runs may share the ledger.
         planned=[*charges, *votes, (engine.event, missing)] if end.reason else None,
         not_covered=run.not_covered,
-        reporting=None if run.reporting is None else run.reporting(open_run.history),
+        reporting=open_run.ledger.terms(open_run.name)["reporting"],
         no_other_adjacency=run.no_other_adjacency,
         stopping=(end.stop_source or open_run.stop_source) if end.reason else "",  # type: ignore[arg-type]
         **engine.larger_deployment,

@@ -1,15 +1,16 @@
 """Verification: recompute the claim of a run from its ledger.
 
-The claim is `privacy.json`. The evidence is `ledger.jsonl` (the charges), `metrics.jsonl` (the released rounds) and, where it can
-be rebuilt, the event that the configuration plans. Every disagreement is one failed check with both sides in its text.
+The claim is `privacy.json`. Each of its fields is compared with the statement that `ledger.jsonl` supports by itself: by charges
+and the terms of the run. Further evidence is `metrics.jsonl` (the released rounds), model, checkpoint, this machine's anchors and,
+where it can be rebuilt, the event that the configuration plans. Every disagreement is one failed check with both sides in its text.
 """
 
 import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,31 +19,28 @@ from safetensors import SafetensorError, safe_open
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event, from_json
 from dpfedexp.accounting.ledger import Ledger, LedgerMark
-from dpfedexp.accounting.statement import EventCounts, PrivacyStatement, View
+from dpfedexp.accounting.statement import EventCounts, PrivacyStatement
 from dpfedexp.algorithms.probe import LATER, evaluation_count
 from dpfedexp.core.client_metrics import EVALUATION
-from dpfedexp.engine.checkpoint import digest
+from dpfedexp.engine.checkpoint import digest, read_progress
 from dpfedexp.engine.engine import votes_left
 from dpfedexp.engine.outlets import CHECKPOINT, FACTS, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, STATEMENT_TEXT
-from dpfedexp.engine.private_folder import marks_of
+from dpfedexp.engine.private_folder import marks_of, other_ledgers
 from dpfedexp.errors import InputError, LedgerError
 
 _RELATIVE = 1e-9
 _MAX_METRICS_LINE = 2**20
-_FIGURES = ("epsilon_total", "epsilon_round", "delta", "membership_advantage", "attack_success")
-_FACTS = ("rounds", "adjacency", "setting", "private", "accountant")
-_OPTIONAL = (
-    *("exact", "nominal_epsilon_round", "large_delta", "sampling", "no_other_adjacency", "no_models_only", "votes"),
-    *("noise_cohort", "stand_ins", "other_adjacency", "models_only"),
-)
-"""Fields of a claim that a statement may leave out."""
-CONTEXT = ("noise_cohort", "stand_ins")
-"""Optional fields of a ledger's header that change what its charges promise: those of a larger deployment."""
+EXEMPT = {
+    "choices": "sentences about settings, which the guarantee does not depend on; they are known after the ledger is closed",
+    "shown": "follows from the fields of the claim, and is compared with them",
+    "text": "follows from the fields of the claim, and is compared with them",
+}
+"""Fields of a claim that are not compared with the ledger, and why. Every other field is."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one comparison; `incomplete` if it was impossible: then nothing shows that the claim is false."""
+    """The result of one comparison; `incomplete` if it was impossible. If it passed nevertheless, the outcome says less."""
 
     name: str
     passed: bool
@@ -66,83 +64,58 @@ def read_claim(run: Path) -> PrivacyStatement | None:
     if not path.exists():
         return None
     try:
-        return PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+        claim = PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+        claim.to_json()  # raises for words that no statement has
+        return claim
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path} is not a privacy statement of this library ({error}).") from None
 
 
-def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int | None = None) -> PrivacyStatement:
-    """The statement that the run's ledger supports. Names and numbers that a ledger lacks come from the claim or the header.
+def recompute(run: Path, ledger: Ledger | None = None, *, killed: bool = False) -> PrivacyStatement:
+    """The statement that the run's ledger supports, from its charges and the run's terms alone.
 
-    A run without a claim counts as stopped early if it made fewer rounds than `planned`.
+    `killed`: an unfinished run counts as interrupted by hand if its terms name no reason.
     """
-    ledger = open_ledger(run)
-    header, charges = ledger.header, ledger.charges()
-    rounds = _rounds_charged(run, ledger)
-    if claim is None:
-        made = sum(count for _, count in rounds)
-        stopped = planned is not None and 0 < made < planned
-        known: dict[str, Any] = {
-            "delta": float(header.get("delta", 1e-5)),
-            "algorithm": str(header.get("algorithm", "this run")),
-            "clients": int(header.get("clients", 0)),
-            "simulated": bool(header.get("simulated", True)),
-            "no_other_adjacency": str(header.get("no_other_adjacency", "")),
-            "stopping": "hand" if stopped else "",
-            "reporting": 0,
-        }
-    else:
-        made, planned = claim.rounds, claim.planned_rounds
-        stopped = bool(claim.stopping and planned is not None and rounds)
-        known = {name: getattr(claim, name) for name in ("delta", "algorithm", "clients", "simulated", "stopping")}
-        # The smallest number of clients that report in a round; 0 where unknown.
-        known["reporting"] = claim.reporting or 0
-        # A claim without a number for the other adjacency claims less, so its reason is accepted.
-        known["no_other_adjacency"] = "" if claim.other_adjacency is not None else claim.no_other_adjacency
-    # The statement of a run that stopped early includes its planned rounds, which are all alike.
-    missing = [*charges, *_left(run, ledger, rounds, made, planned or 0)] if stopped else None
-    if type(header.get("noise_cohort")) is int and type(header.get("stand_ins")) in (int, float):
-        known |= {name: header[name] for name in CONTEXT}
-    statement = PrivacyStatement.from_charges(charges, planned=missing, **known)
-    if claim is None:
-        return statement
-    # These are not in the ledger, and the guarantee does not depend on them.
-    kept = ("not_covered", "choices", "planned_rounds", "planned_epsilon_total")
-    return replace(statement, **{name: getattr(claim, name) for name in kept})
-
-
-def _left(run: Path, ledger: Ledger, rounds: EventCounts, made: int, planned: int) -> list[tuple[Event, int]]:
-    """Planned charges that a run that stopped early did not make: rounds, votes and evaluations by its clients."""
-    usual, _ = max(rounds, key=lambda charge: charge[1])
-    left, own = [(usual, max(0, planned - made))], _run_of(run, ledger)
+    ledger = open_ledger(run) if ledger is None else ledger
+    own, charges = _run_of(run, ledger), ledger.charges()
+    terms = ledger.terms(own)
     try:
-        for vote in _announced(run, ledger, own, "votes") or ():
-            event, numbers = from_json(vote["event"]), [int(number) for number in vote["rounds"]]
-            left.append((event, votes_left(event, numbers, ledger, own or "")))
-        announced = _announced(run, ledger, own, "evaluation")
-        if isinstance(announced, dict) and announced:
-            event, every = from_json(announced["event"]), int(announced["every"])
-            asked = sum(entry.run == own and entry.event.question == EVALUATION for entry in ledger.entries)
-            # `made` and `planned` may count other runs' rounds on the same ledger.
-            own_rounds = planned - made + sum(count for _, count in rounds)
-            left.append((event, max(0, evaluation_count(own_rounds, every) - asked)))
-    except (KeyError, TypeError, ValueError):
-        raise InputError("the run does not say which votes and evaluations by its clients it planned.") from None
+        rounds, planned = _rounds_charged(ledger, own), terms.get("planned_rounds")
+        unfinished = planned is not None and not terms.get("complete", False) and bool(rounds)
+        stopping: Any = terms.get("stopping", "") or ("hand" if killed else "")
+        return PrivacyStatement.from_charges(
+            charges,
+            float(terms.get("delta", 1e-5)),
+            algorithm=terms.get("algorithm", "this run"),
+            clients=terms.get("clients", 0),
+            simulated=terms.get("simulated", True),
+            # The missing rounds on top of all charges in the ledger, because other runs may share the ledger.
+            planned=[*charges, *_left(ledger, own, rounds, terms)] if unfinished else None,
+            not_covered=terms.get("not_covered", ()),
+            reporting=terms.get("reporting", 0),
+            no_other_adjacency=terms.get("no_other_adjacency", ""),
+            stopping=stopping if unfinished else "",
+            noise_cohort=terms.get("noise_cohort"),
+            stand_ins=terms.get("stand_ins"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LedgerError(f"{run / LEDGER}: the terms of the run {own!r} can't be read ({error}).") from None
+
+
+def _left(ledger: Ledger, own: str, rounds: EventCounts, terms: Mapping[str, Any]) -> list[tuple[Event, int]]:
+    """Planned charges that an unfinished run did not make: rounds, votes and evaluations by its clients."""
+    usual, _ = max(rounds, key=lambda charge: charge[1])
+    made = {entry.round for entry in ledger.entries if entry.run == own and not entry.event.question}
+    planned = int(terms["planned_rounds"])
+    left = [(usual, max(0, planned - len(made)))]
+    for vote in terms.get("votes", ()):
+        event, numbers = from_json(vote["event"]), [int(number) for number in vote["rounds"]]
+        left.append((event, votes_left(event, numbers, ledger, own)))
+    if evaluation := terms.get("evaluation"):
+        event, every = from_json(evaluation["event"]), int(evaluation["every"])
+        asked = sum(entry.run == own and entry.event.question == EVALUATION for entry in ledger.entries)
+        left.append((event, max(0, evaluation_count(planned, every) - asked)))
     return [(event, count) for event, count in left if count]
-
-
-def _announced(run: Path, ledger: Ledger, own: str | None, name: str) -> Any:
-    """A field that the run announced before its first round: in its ledger's header, or in `run.json` for a shared ledger."""
-    if ledger.header.get("run") == own:
-        return ledger.header.get(name)
-    return _fact(run, name)
-
-
-def _fact(run: Path, name: str) -> Any:
-    """A field of `run.json`; None where the file or the field is missing."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return json.loads((run / FACTS).read_text(encoding="utf-8"))[name]
-    return None
 
 
 def open_ledger(run: Path) -> Ledger:
@@ -162,58 +135,84 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         return [Check("ledger", False, f"{LEDGER} does not exist{why}", incomplete=True)]
     try:
         ledger = open_ledger(run)
+        own = _run_of(run, ledger)
         marks: list[tuple[Path, LedgerMark]] = []
         with contextlib.suppress(InputError):  # this machine has no private folder, or can't read it
-            marks = marks_of(ledger.header.get("run"), ledger.first_hash)
+            marks = marks_of(own, ledger.first_hash)
         # Reopen: a run in progress charges its ledger before it moves its anchors, so the ledger must be read after the marks.
         ledger = open_ledger(run)
+        proven = recompute(run, ledger)
     except LedgerError as error:
         return [Check("ledger", False, str(error))]
     checks = [Check("ledger", True, f"{len(ledger)} charges; the hash chain is whole")]
+    checks += _check_newest(run, ledger, own, marks, simulated=proven.simulated)
+    checks += _check_released(run, ledger, own)
+    claim = read_claim(run)
+    if claim is None:
+        missing = f"{STATEMENT} does not exist, so the run claims nothing: it has not finished, or the file was removed"
+        checks.append(Check("claim", False, missing, incomplete=True))
+    else:
+        if not _rounds_charged(ledger, own) and not ledger.terms(own).get("complete"):
+            early = "the run ended before its first round, so what it had planned is not in its ledger"
+            checks.append(Check("claim", False, early, incomplete=True))
+        else:
+            checks += _check_claim(run, claim, proven)
+        if (text := run / STATEMENT_TEXT).exists():
+            same = text.read_text(encoding="utf-8").strip() == claim.text.strip()
+            says = f"{'says' if same else 'does not say'} what {STATEMENT} says"
+            checks.append(Check(STATEMENT_TEXT, same, says))
+        checks += _check_sealed(run, ledger, own)
+    if planned is not None:
+        checks.append(_check_planned(ledger, planned, before, proven.delta))
+    return checks
+
+
+def _check_newest(
+    run: Path, ledger: Ledger, own: str, marks: Sequence[tuple[Path, LedgerMark]], *, simulated: bool
+) -> list[Check]:
+    """Compare the ledger with what this machine knows of it (`private_folder`)."""
+    checks, name = [], "newest copy"
     for file, mark in marks:
         held, knows = ledger.holds(mark), f"{str(file)!r} knows of {mark.count} charges"
         lost = (
             "that this ledger does not hold: another copy of the run went on, or this one was replaced by an older copy, and its "
             "claim leaves out what was spent there"
         )
-        checks.append(Check("newest copy", held, f"{knows}, and all of them are here" if held else f"{knows} {lost}"))
-    checks.append(_check_released(run, ledger))
-    claim = read_claim(run)
-    if claim is None:
-        missing = f"{STATEMENT} does not exist, so the run claims nothing: it has not finished, or the file was removed"
-        checks.append(Check("claim", False, missing, incomplete=True))
-    else:
-        if claim.stopping and not _rounds_charged(run, ledger):
-            early = "the run was stopped before its first round, so what it had planned is not in its ledger"
-            checks.append(Check("claim", False, early, incomplete=True))
-        else:
-            checks += _check_claim(claim, recompute(run, claim))
-        if (text := run / STATEMENT_TEXT).exists():
-            same = text.read_text(encoding="utf-8").strip() == claim.text.strip()
-            says = f"{'says' if same else 'does not say'} what {STATEMENT} says"
-            checks.append(Check(STATEMENT_TEXT, same, says))
-        checks += _check_sealed(run, ledger)
-    if planned is not None:
-        checks.append(_check_planned(ledger, planned, before, claim.delta if claim is not None else 1e-5))
+        checks.append(Check(name, held, f"{knows}, and all of them are here" if held else f"{knows} {lost}"))
+    others: list[Path] = []
+    with contextlib.suppress(InputError, OSError):
+        others = [] if simulated else other_ledgers(ledger.first_hash, own, run / LEDGER)
+    for file in others:
+        # Another run's folder may have been copied to the path of an earlier run.
+        replaced = file.stem != own
+        why = f"{str(file)!r} names another ledger for this {'path' if replaced else 'run'}: the ledger was replaced or rewritten"
+        remedy = "; if a run of another machine was copied here, move it to a new folder" if replaced else ""
+        checks.append(Check(name, False, why + remedy, incomplete=replaced))
+    if not checks and not simulated:
+        unseen = "this machine has no anchor of the ledger, so it can't see whether it was rewritten or rolled back"
+        checks.append(Check(name, True, f"{unseen}: verify where the run was made", incomplete=True))
     return checks
 
 
-def _run_of(folder: Path, ledger: Ledger) -> str | None:
-    """The name of the folder's run, from `run.json`, or from the header of its ledger."""
-    named = _fact(folder, "run")
-    known = named if isinstance(named, str) and any(entry.run == named for entry in ledger.entries) else None
-    return known or ledger.header.get("run")
+def _run_of(folder: Path, ledger: Ledger) -> str:
+    """The name of the folder's run, from `run.json`, from its checkpoint, or from the header of its ledger."""
+    names: list[Any] = []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        names.append(json.loads((folder / FACTS).read_text(encoding="utf-8"))["run"])
+    with contextlib.suppress(InputError):
+        names.append(getattr(read_progress(folder), "run", ""))
+    known = {entry.run for entry in ledger.entries} | {note["run"] for _, note in ledger.notes}
+    return str(next((name for name in names if isinstance(name, str) and name in known), ledger.header.get("run", "")))
 
 
-def _rounds_charged(folder: Path, ledger: Ledger) -> list[tuple[Event, int]]:
-    """(event, count) of the rounds that the folder's run charged, without votes and evaluations."""
-    own = _run_of(folder, ledger)
-    events = Counter(entry.event for entry in ledger.entries if own is None or entry.run == own)
+def _rounds_charged(ledger: Ledger, own: str) -> list[tuple[Event, int]]:
+    """(event, count) of the rounds that a run charged, without votes and evaluations."""
+    events = Counter(entry.event for entry in ledger.entries if entry.run == own)
     return [(event, count) for event, count in events.items() if not event.question]
 
 
-def _check_sealed(run: Path, ledger: Ledger) -> list[Check]:
-    sealed = ledger.sealed(_run_of(run, ledger) or "")
+def _check_sealed(run: Path, ledger: Ledger, own: str) -> list[Check]:
+    sealed = ledger.sealed(own)
     if sealed is None or "model" not in sealed:
         unbound = f"the ledger names no model: the run has not finished; {MODEL} is not bound to it"
         return [Check("model", False, unbound, incomplete=True)]
@@ -224,30 +223,36 @@ def _check_sealed(run: Path, ledger: Ledger) -> list[Check]:
         try:
             with safe_open(run / file, framework="pt") as tensors:
                 found = digest({key: tensors.get_tensor(key) for key in tensors.keys()})  # noqa: SIM118
+            last = read_progress(run) if name == "checkpoint" else None
         except FileNotFoundError:
             checks.append(Check(name, False, f"{file} does not exist; put it back", incomplete=True))
             continue
-        except (SafetensorError, OSError):
+        except (SafetensorError, OSError, InputError):
             checks.append(Check(name, False, f"{file} can't be read: it is damaged"))
             continue
-        same = found == sealed[name]
+        same = found == sealed[name] and (last is None or (last.run == own and ledger.holds(last.ledger)))
         checks.append(Check(name, same, f"{file} is {'' if same else 'not '}the one that the ledger was charged for"))
     return checks
 
 
-def _check_released(run: Path, ledger: Ledger) -> Check:
+def _check_released(run: Path, ledger: Ledger, own: str) -> list[Check]:
+    # A ledger that no run created names no run.
+    files = (METRICS, FACTS) if "run" in ledger.header else ()
+    lacking = [name for name in files if not (run / name).exists()]
+    checks = [Check(name, False, f"{name} does not exist; put it back", incomplete=True) for name in lacking]
     # Charges of other runs on the same ledger do not count.
-    own = _run_of(run, ledger)
-    charged = {entry.round for entry in ledger.entries if own is None or entry.run == own}
+    charged = {entry.round for entry in ledger.entries if entry.run == own}
     released = set(_released_rounds(run / METRICS))
     missing = sorted(released - charged)
     paid = {entry.round for entry in ledger.entries if entry.run == own and entry.event.question == EVALUATION}
     unpaid = sorted(set(_released_rounds(run / METRICS, "clients_")) - paid)
     if unpaid:
         what = f"what clients measured after round {unpaid[0]} was never charged"
-        return Check("released rounds", False, what)
-    uncharged = f"{len(missing)} released rounds were never charged, the first is {missing[0]}" if missing else ""
-    return Check("released rounds", not missing, uncharged or f"{len(released)} released, all of them charged")
+    elif missing:
+        what = f"{len(missing)} released rounds were never charged, the first is {missing[0]}"
+    else:
+        what = f"{len(released)} released, all of them charged"
+    return [*checks, Check("released rounds", not unpaid and not missing, what)]
 
 
 def _released_rounds(path: Path, prefix: str = "") -> Iterator[int]:
@@ -256,33 +261,38 @@ def _released_rounds(path: Path, prefix: str = "") -> Iterator[int]:
         return
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_MAX_METRICS_LINE), b""), start=1):
-            if not line.endswith(b"\n") and len(line) < _MAX_METRICS_LINE:
-                return  # cut by a crash; its round was charged before
             try:
                 record = json.loads(line)
                 if any(name.startswith(prefix) for name in record):
                     yield int(record["round"])
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                if not line.endswith(b"\n") and len(line) < _MAX_METRICS_LINE:
+                    return  # cut by a crash; its round was charged before
                 raise InputError(f"{path}, line {number}: not a record of a round.") from None
 
 
-def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement) -> list[Check]:
+def _check_claim(run: Path, claim: PrivacyStatement, proven: PrivacyStatement) -> list[Check]:
+    """Compare every field of the claim's file with the ledger, but for those in `EXEMPT`."""
+    claimed = json.loads((run / STATEMENT).read_text(encoding="utf-8"))
+    recomputed, repeated = (json.loads(one.to_json()) for one in (proven, claim))
     checks = []
-    for name in (*_FIGURES, *_FACTS, *_OPTIONAL):
-        claimed, recomputed = getattr(claim, name), getattr(proven, name)
-        if name in _OPTIONAL and claimed == recomputed and claimed in (None, "", ()):
-            continue  # neither side has a value
-        same = _same(name, claimed, recomputed)
-        differs = "" if same else f"claimed {_show(claimed)}, but the ledger gives "
-        checks.append(Check(name, same, differs + _show(recomputed)))
+    for name in dict.fromkeys([*recomputed, *claimed]):
+        mine, theirs = claimed.get(name), recomputed.get(name)
+        if name in EXEMPT or (mine == theirs and mine in (None, "", [], False)):
+            continue
+        same = _same(mine, theirs)
+        differs = "" if same else f"claimed {_show(mine)}, but the ledger gives "
+        checks.append(Check(name, same, differs + _show(theirs)))
+    own = all(claimed.get(name) == repeated[name] for name in ("shown", "text"))
+    checks.append(Check(STATEMENT, own, f"its text and figures are {'' if own else 'not '}those of its fields"))
     return checks
 
 
-def _same(name: str, claimed: Any, recomputed: Any) -> bool:
-    if isinstance(claimed, View) and isinstance(recomputed, View):
-        fields = ("epsilon_round", "epsilon_total", "adjacency", "accountant", "exact")
-        return all(_same(field, getattr(claimed, field), getattr(recomputed, field)) for field in fields)
-    return _close(claimed, recomputed) if name in _FIGURES else bool(claimed == recomputed)
+def _same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are the same, numbers to rounding."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    return _close(one, other) or (type(one) is type(other) and one == other)
 
 
 def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delta: float) -> Check:
@@ -320,12 +330,18 @@ def _alike(a: Event, b: Event) -> bool:
 
 
 def _close(a: Any, b: Any) -> bool:
-    if not all(isinstance(value, (int, float)) for value in (a, b)):
+    if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (a, b)):
         return False
     return a == b or math.isclose(a, b, rel_tol=_RELATIVE)
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, View):
-        return f"{value.epsilon_total:.6g} ({value.adjacency}, {'exact' if value.exact else 'upper bound'})"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, dict) and "epsilon_total" in value:
+        return f"{_show(value['epsilon_total'])} ({value.get('adjacency')}, {'exact' if value.get('exact') else 'upper bound'})"
+    return (
+        f"{value:.6g}"
+        if isinstance(value, float)
+        else "; ".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
+    )
