@@ -11,15 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from dpfedexp import EarlyStopping, Stop, cdp_fedexp, ldp_fedexp
+from dpfedexp import EarlyStopping, Evaluation, Execution, Stop, cdp_fedexp, ldp_fedexp
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting import ledger as chain
 from dpfedexp.accounting.statement import View
 from dpfedexp.algorithms.algorithm import with_aggregation
 from dpfedexp.cli import app
 from dpfedexp.engine.checkpoint import digest
+from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.verify import EXEMPT, outcome, read_claim, recompute, verify_run
-from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.errors import AdviceWarning, InputError, LedgerError, RoundFailed
 from tests.engine.small import ROUNDS, crash_after, forged, path_content, small_run
 
 NOISY = cdp_fedexp(clip=0.3, noise_multiplier=4.0)
@@ -250,6 +251,68 @@ def test_a_rewritten_ledger_of_a_project_is_not_charged(tmp_path):
     shutil.move(project, tmp_path / "moved.jsonl")
     Path(f"{project}.head").unlink()
     small_run(ledger=project, rounds=1)
+
+
+APPENDED = {
+    "cheaper": {"delta": 0.01, "clients": 10**6},
+    "not stopped": {"stopping": "", "planned_rounds": 2, "complete": True},
+    "not simulated": {"simulated": False},
+}
+
+
+@pytest.mark.parametrize(("kind", "terms"), [("terms", one) for one in APPENDED.values()] + [("seal", {"model": "0"})])
+def test_records_that_somebody_appends_to_a_ledger_are_not_believed(tmp_path, kind, terms):
+    """The chain has no key: one line of Python made another statement true."""
+    run, shared = tmp_path / "run", tmp_path / "ledger.jsonl"
+    small_run(out=run, ledger=shared, on_round=crash_after(2, Stop("enough", source="private")))
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        shutil.copy(tmp_path / name, run / name)
+    assert outcome(verify_run(run)) == "holds"
+    with Ledger.open(run / "ledger.jsonl") as ledger:
+        ledger.add({"run": ledger.header["run"], kind: terms})
+    claim_instead(run, recompute(run))
+    assert "newest copy" in failed(run)
+    assert outcome(verify_run(run)) in ("incomplete", "false")
+
+
+def test_a_run_without_a_folder_binds_its_model_to_a_ledger_on_disk(tmp_path):
+    run = small_run(ledger=tmp_path / "ledger.jsonl", secure=True)
+    run.save(tmp_path / "saved")
+    assert outcome(verify_run(tmp_path / "saved")) == "holds"
+    assert Ledger.open(tmp_path / "ledger.jsonl", read_only=True).sealed(run.facts.run).keys() == {"model"}
+
+
+def test_a_seeded_run_in_the_place_of_a_removed_secure_one_is_not_called_rewritten(tmp_path):
+    small_run(out=tmp_path / "run", secure=True)
+    shutil.rmtree(tmp_path / "run")
+    small_run(out=tmp_path / "run")
+    small_run(out=tmp_path / "more", ledger=tmp_path / "run" / "ledger.jsonl", execution=Execution(seed=5))
+
+
+def test_a_run_that_comes_back_to_its_place_holds(tmp_path):
+    small_run(out=tmp_path / "run", secure=True)
+    (tmp_path / "run").rename(tmp_path / "away")
+    small_run(out=tmp_path / "run", secure=True)
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "away").rename(tmp_path / "run")
+    assert outcome(verify_run(tmp_path / "run")) == "holds"
+
+
+def test_an_evaluation_that_failed_is_not_counted_as_planned(tmp_path, monkeypatch):
+    evaluate, calls = Engine.evaluate, []
+
+    def fails_once(self, *given):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RoundFailed("too few clients answered.")
+        return evaluate(self, *given)
+
+    monkeypatch.setattr(Engine, "evaluate", fails_once)
+    with pytest.warns(AdviceWarning, match="too few clients answered"):
+        small_run(
+            out=tmp_path / "run", test=None, evaluate=Evaluation("clients", every=2), on_round=crash_after(4, Stop("x"))
+        )
+    assert outcome(verify_run(tmp_path / "run")) == "holds"
 
 
 def test_a_new_run_in_the_place_of_a_removed_one_holds(tmp_path):

@@ -264,6 +264,13 @@ def test_an_optimizer_that_decides_about_steps_is_refused_in_a_secure_run(name):
         secured(net(), Federation.from_clients(rows(False)), own(lr=0.1, steps=3, max_examples=8), "auto")
 
 
+def test_an_optimizer_whose_instance_decides_about_steps_is_refused_in_a_secure_run():
+    own = Sgd(lr=0.1, steps=3, max_examples=8)
+    object.__setattr__(own, "step_count", lambda sizes: torch.full_like(sizes, int(sizes.max())))
+    with pytest.raises(InputError, match="the local optimizer Sgd defines step_count"):
+        secured(net(), Federation.from_clients(rows(False)), own, "auto")
+
+
 @pytest.mark.parametrize("kind", ["generator", "counter"])
 def test_clients_whose_rows_come_from_code_with_state_are_refused(kind):
     """A client whose labels the loss does not take had its chunk asked again, which moved all later clients' rows."""
@@ -381,6 +388,11 @@ class ByHand(nn.Module):
             )
         if self.how == "autograd.Function":
             return Scattered.apply(self.head(x), far[:, 0])
+        if self.how == "hook":
+            h = self.head(x) * 1.0
+            if h.requires_grad:
+                h.register_hook(lambda g: torch.ops.aten.embedding_dense_backward(g, far[:, 0], len(g), -1, False))
+            return h
         room = torch.zeros(b, 1, 5)
         return self.head(
             x + torch.ops.aten.adaptive_max_pool2d_backward(ones.view(b, 1, 2), room, far.view(b, 1, 2)).view(b, 5)
@@ -405,7 +417,7 @@ class Scattered(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("trainer", ["loop", "vectorized"])
-@pytest.mark.parametrize("how", ["embedding", "autograd.Function", "pool"])
+@pytest.mark.parametrize("how", ["embedding", "autograd.Function", "hook", "pool"])
 def test_an_operation_of_the_backward_pass_is_autograds_own(how, trainer):
     """These trust the places that they get: those of one client reached the memory of the next one."""
     said = unmoved(lambda: ByHand(how), federation(), trainer=trainer)

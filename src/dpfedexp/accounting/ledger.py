@@ -186,6 +186,17 @@ class Ledger:
             return False
         return mark.hash in self._after[mark.count] if self._after[0] else mark.hash == ""
 
+    def notes_since(self, mark: LedgerMark) -> list[dict[str, Any]]:
+        """Return the terms and seals after `mark`, a mark of this ledger, without seals of what was sealed before, as in copies."""
+        lines = [line for group in self._after[mark.count :] for line in group]
+        later = len(lines) - 1 - lines.index(mark.hash) - (len(self) - mark.count)
+        notes = [note for _, note in self.notes]
+        before, after = notes[: len(notes) - later], notes[len(notes) - later :]
+        sealed = {note["run"]: note["seal"].items() for note in before if "seal" in note}
+        return [
+            note for note in after if not ("seal" in note and note["seal"].items() <= sealed.get(note["run"], set()))
+        ]
+
     def describe(self, run: str, **terms: Any) -> None:
         """Record what the statement of a run is computed from, beside its charges. Later terms replace earlier ones."""
         known = self.terms(run)

@@ -246,12 +246,8 @@ class AdviceMonitor:
     advice: list[Advice] = field(default_factory=list)
     evaluation: ClientEvaluation | None = None
     _records: list[Record] = field(default_factory=list)
-    _evaluations: list[bool] = field(default_factory=list)
-
-    def evaluated(self, record: Record) -> None:
-        """Note whether an evaluation by the clients after this round, if there was one, is in its record."""
-        if self.evaluation is not None and self.evaluation.due(record["round"], self.plan.rounds):
-            self._evaluations.append(any(key.startswith("clients_") for key in record))
+    evaluations: list[bool] = field(default_factory=list)
+    """For each evaluation by the clients, whether it gave more than noise."""
 
     def seen(self, record: Record, norms: Norms | None = None) -> list[Advice]:
         """Add the record of a round; return advice that was not given before."""
@@ -322,13 +318,13 @@ class AdviceMonitor:
         )
 
     def _evaluations_lost(self) -> Advice | None:
-        lost, split = self._evaluations.count(False), self.evaluation is not None and self.evaluation.held_out
+        lost, split = self.evaluations.count(False), self.evaluation is not None and self.evaluation.held_out
         if not lost:
             return None
         few = "Clients with few rows hold none out. Evaluate on all rows, or on" if split else "Evaluate on"
         return _warning(
             "evaluation-lost",
-            f"{lost} of {len(self._evaluations)} evaluations by the clients were only noise and are not in the history: too few "
+            f"{lost} of {len(self.evaluations)} evaluations by the clients were only noise and are not in the history: too few "
             f"clients answered. {few} public data.",
         )
 
@@ -509,15 +505,15 @@ class Advisor:
 
     def begin(self, history: Iterable[Record] = ()) -> None:
         """Report the advice before the first round; `history` has the records of rounds that a resumed run has completed."""
-        for record in history:
-            self.monitor.evaluated(record)
-            if _of_everyone(record):
-                # Advice about these rounds was reported before; their models are gone, so there are no norms.
-                self.monitor.seen(record)
+        for record in filter(_of_everyone, history):
+            # Advice about these rounds was reported before; their models are gone, so there are no norms.
+            self.monitor.seen(record)
         self._say(self.before)
 
+    def evaluated(self, found: bool) -> None:
+        self.monitor.evaluations.append(found)
+
     def after(self, record: Record, state: State) -> None:
-        self.monitor.evaluated(record)
         if _of_everyone(record):
             self._say(self.monitor.seen(record, partial(self._norms, state)))
 

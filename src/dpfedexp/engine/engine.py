@@ -375,7 +375,7 @@ class Engine:
         be charged again. A seeded run asks again, because its noise is the same.
         """
         evaluation = self.playing(state.candidate).evaluation
-        if evaluation is None or (self.secure and evaluated(state.round, ledger, self.run)):
+        if evaluation is None or (self.secure and state.round in evaluated(ledger, self.run)):
             return None
         reported = replace(state, w=state.reported, control=None, client_controls=None, rivals={})
         request = Request(EVALUATION, state.round, reported, evaluation.mechanism)
@@ -523,9 +523,7 @@ class Engine:
         for event, numbers in self.later_votes():
             left += [event] * votes_left(event, numbers, ledger, run or self.run)
         if (evaluation := self.evaluation) is not None:
-            # An evaluation comes after its round, and a run may end between the two.
-            open_ones = range(max(1, state.round), rounds + 1)
-            due = sum(evaluation.due(n, rounds) and not evaluated(n, ledger, run or self.run) for n in open_ones)
+            due = evaluations_left(evaluation.every, rounds, ledger, run or self.run)
             left += [evaluation.mechanism.event(self.sampling)] * due
         return left
 
@@ -642,10 +640,16 @@ def votes_left(event: Event, numbers: Sequence[int], ledger: Ledger, run: str) -
     return (Counter(numbers) - Counter(asked)).total()
 
 
-def evaluated(number: int, ledger: Ledger, run: str) -> bool:
-    """Whether the run's evaluation after this round was charged."""
-    asked = (run, number, EVALUATION)
-    return any((entry.run, entry.round, entry.event.question) == asked for entry in ledger.entries)
+def evaluated(ledger: Ledger, run: str) -> set[int]:
+    """The rounds after which evaluations of the run were charged."""
+    return {entry.round for entry in ledger.entries if (entry.run, entry.event.question) == (run, EVALUATION)}
+
+
+def evaluations_left(every: int, rounds: int, ledger: Ledger, run: str) -> int:
+    """The number of evaluations after the last charged round and later ones that are not charged. A failed one is not repeated."""
+    charged = [entry.round for entry in ledger.entries if entry.run == run and not entry.event.question]
+    due = {number for number in range(max([1, *charged]), rounds + 1) if number % every == 0 or number == rounds}
+    return len(due - evaluated(ledger, run))
 
 
 CPU = torch.device("cpu")

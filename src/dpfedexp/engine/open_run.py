@@ -236,11 +236,13 @@ class OpenRun:
 
     def seal(self, model: nn.Module) -> None:
         """Write the hashes of model and checkpoint to the ledger. The private folder of a complete run is deleted."""
-        if self.folder is None:
-            return
-        state = checkpoint.digest(checkpoint.state_tensors(self.state))
+        digests = {"model": checkpoint.digest(model_tensors(model))}
+        if self.folder is not None:
+            digests["checkpoint"] = checkpoint.digest(checkpoint.state_tensors(self.state))
+        elif not self.ledger.first_hash:
+            return  # in memory
         try:
-            self.ledger.seal(self.name, model=checkpoint.digest(model_tensors(model)), checkpoint=state)
+            self.ledger.seal(self.name, **digests)
         except OSError as error:
             raise LedgerError(
                 f"the model's hash can't be written to the ledger: {error.strerror}; fix this and resume."
@@ -292,6 +294,8 @@ class OpenRun:
                         "replaced or rewritten. Restore it, or if it comes from another machine, put it into a new folder."
                     )
                 private_folder.remember_ledger(*where)
+            elif not len(ledger):
+                private_folder.forget_path(source.path)
         try:
             for one in anchors:
                 # A nested run on the same ledger object finds the anchor locked by the outer run.

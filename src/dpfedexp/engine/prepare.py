@@ -83,7 +83,8 @@ def prepare(
     unbounded = isolated and not local.shape_is_public
     if unbounded:
         # A client's number of rows is private, and it must not decide about shapes.
-        local = replace(local, max_examples=MOST_ROWS)
+        local = copy.copy(local)
+        object.__setattr__(local, "max_examples", MOST_ROWS)
     execution = as_execution(execution)
     everyone: Participation = participation or Full()
     # Without privacy there is no adjacency, so the number of clients is public.

@@ -221,9 +221,17 @@ def remember_ledger(first_hash: str, run: str, ledger: Path | None) -> None:
         replace_text(file, first_hash, mode=0o600)
 
 
+def forget_path(ledger: Path | None) -> None:
+    """Forget which ledger was at a path: a run that needs no anchor begins a new one there."""
+    for file in _index("", ledger):
+        file.unlink(missing_ok=True)
+
+
 def other_ledgers(first_hash: str, run: str, ledger: Path | None) -> list[Path]:
-    """The files that name another ledger for this run or this path; that of the run is the first."""
-    return [file for file in _index(run, ledger) if file.exists() and file.read_text() != first_hash]
+    """The files that name another ledger for this run or this path, that of the run first; none if that of the run names this."""
+    named = {file: file.read_text() for file in _index(run, ledger) if file.exists()}
+    own = [text for file, text in named.items() if file.stem == run]
+    return [] if own == [first_hash] else [file for file, text in named.items() if text != first_hash]
 
 
 def _read_if_present(path: Path, read: Callable[[Path], Content | None]) -> Content | None:

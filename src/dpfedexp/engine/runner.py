@@ -70,8 +70,10 @@ def run_to_end(
         plan = Plan.of(engine.algorithm, *who, len(engine.start), rounds, mechanism=engine.mechanism)
         heard = any(hasattr(one, "on_advice") for one in callbacks)
         on_advice: Callable[[Advice], object] = partial(call_hook, callbacks, "on_advice") if heard else _warn
-        planned = statement_of(open_run, RunEnd("it is not complete.")).planned_epsilon_total or 0.0
-        more = beyond_budget(planned, budget)
+        more = []
+        if budget is not None and open_run.state.round < rounds:
+            planned = statement_of(open_run, RunEnd("it is not complete.")).planned_epsilon_total or 0.0
+            more = beyond_budget(planned, budget)
         advisor = Advisor(plan, description.start, on_advice, more, engine.evaluation)
         facts = facts_of(open_run)
 
@@ -137,7 +139,7 @@ def run_to_end(
                 stop = call_hook(callbacks, "on_resume", open_run.history)
             if stop is None or open_run.state.round == rounds:
                 limit = None if budget is None else Budget(budget, engine.algorithm.delta)
-                end = _rounds(engine, open_run, limit, measure, evaluate_every, voted, completed)
+                end = _rounds(engine, open_run, limit, measure, evaluate_every, voted, completed, advisor.evaluated)
             else:
                 end = RunEnd(stop.reason, stop.source)
             advisor.end(open_run.state)
@@ -149,7 +151,7 @@ def run_to_end(
             why = str(error) if own else "it was interrupted." if interrupted else "see the log of the run."
             # An error in the caller's code may depend on private values, and then it is a decision to stop.
             source: Literal["hand", "unknown", ""] = "hand" if interrupted else "" if own else "unknown"
-            end = RunEnd(None if open_run.state.round == rounds else why, source)
+            end = RunEnd() if open_run.state.round == rounds else RunEnd(why, source)
             with suppress(InputError, LedgerError, OSError):
                 write_status("failed", why)
                 finish(end, "failed", why)
@@ -200,6 +202,7 @@ def _rounds(
     evaluate_every: int,
     voted: Callable[[State], None],
     completed: Callable[[dict[str, Any]], Stop | None],
+    evaluated: Callable[[bool], None],
 ) -> RunEnd:
     rounds, delta = open_run.description.rounds, engine.algorithm.delta
 
@@ -215,6 +218,7 @@ def _rounds(
             warn(str(reason), AdviceWarning)
             return
         if found is not None:
+            evaluated(bool(found))
             epsilon = epsilon_so_far(open_run.ledger, delta, last=open_run.state.round == rounds)
             open_run.add_to_last_record(recorded(METRICS, {**found, "epsilon_total": epsilon}, secure=engine.secure))
 

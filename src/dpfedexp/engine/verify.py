@@ -20,12 +20,11 @@ from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event, from_json
 from dpfedexp.accounting.ledger import Ledger, LedgerMark
 from dpfedexp.accounting.statement import EventCounts, PrivacyStatement
-from dpfedexp.algorithms.probe import LATER, evaluation_count
-from dpfedexp.core.client_metrics import EVALUATION
+from dpfedexp.algorithms.probe import LATER
 from dpfedexp.engine.checkpoint import digest, read_progress
-from dpfedexp.engine.engine import votes_left
+from dpfedexp.engine.engine import evaluated, evaluations_left, votes_left
 from dpfedexp.engine.outlets import CHECKPOINT, FACTS, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, STATEMENT_TEXT
-from dpfedexp.engine.private_folder import marks_of, other_ledgers
+from dpfedexp.engine.private_folder import SharedAnchor, marks_of, other_ledgers
 from dpfedexp.errors import InputError, LedgerError
 
 _RELATIVE = 1e-9
@@ -112,9 +111,7 @@ def _left(ledger: Ledger, own: str, rounds: EventCounts, terms: Mapping[str, Any
         event, numbers = from_json(vote["event"]), [int(number) for number in vote["rounds"]]
         left.append((event, votes_left(event, numbers, ledger, own)))
     if evaluation := terms.get("evaluation"):
-        event, every = from_json(evaluation["event"]), int(evaluation["every"])
-        asked = sum(entry.run == own and entry.event.question == EVALUATION for entry in ledger.entries)
-        left.append((event, max(0, evaluation_count(planned, every) - asked)))
+        left.append((from_json(evaluation["event"]), evaluations_left(int(evaluation["every"]), planned, ledger, own)))
     return [(event, count) for event, count in left if count]
 
 
@@ -179,6 +176,11 @@ def _check_newest(
             "claim leaves out what was spent there"
         )
         checks.append(Check(name, held, f"{knows}, and all of them are here" if held else f"{knows} {lost}"))
+        # Every run moves the ledger's own anchor; that of a run knows nothing of other runs.
+        if held and file == SharedAnchor.of(ledger.first_hash).file and (more := ledger.notes_since(mark)):
+            who = "a run that is open or crashed wrote them, or somebody else: resume the run"
+            added = f"{len(more)} terms or seals at the end of the ledger are unknown to {str(file)!r}: {who}"
+            checks.append(Check(name, False, added, incomplete=True))
     others: list[Path] = []
     with contextlib.suppress(InputError, OSError):
         others = [] if simulated else other_ledgers(ledger.first_hash, own, run / LEDGER)
@@ -244,8 +246,7 @@ def _check_released(run: Path, ledger: Ledger, own: str) -> list[Check]:
     charged = {entry.round for entry in ledger.entries if entry.run == own}
     released = set(_released_rounds(run / METRICS))
     missing = sorted(released - charged)
-    paid = {entry.round for entry in ledger.entries if entry.run == own and entry.event.question == EVALUATION}
-    unpaid = sorted(set(_released_rounds(run / METRICS, "clients_")) - paid)
+    unpaid = sorted(set(_released_rounds(run / METRICS, "clients_")) - evaluated(ledger, own))
     if unpaid:
         what = f"what clients measured after round {unpaid[0]} was never charged"
     elif missing:

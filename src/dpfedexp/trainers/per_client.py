@@ -116,6 +116,7 @@ def check_isolated_optimizer(local: LocalOptimizer) -> None:
 
     bases = {name: base for name, base in vars(LocalOptimizer).items() if not name.startswith("_")}
     changed = [name for name, base in bases.items() if name not in _OF_ONE_CLIENT and own(name, base)]
+    changed += [name for name in vars(local) if name in bases and callable(bases[name])]
     changed += [
         name
         for name in ("__getattr__", "__getattribute__")

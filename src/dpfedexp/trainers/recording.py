@@ -11,12 +11,14 @@ on public numbers alone.
 """
 
 import operator
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import torch
@@ -229,11 +231,24 @@ class _Recorder(TorchDispatchMode):
                 f"takes places from the rows in torch.{name}, which does not check that they lie within one client's tensor; use "
                 "an index (x[i]), gather, scatter or nn.Embedding"
             )
-        node = torch._C._current_autograd_node()
-        if name.endswith("_backward") and (node is None or isinstance(node, torch.autograd.function.BackwardCFunction)):
+        if name.endswith("_backward") and not _is_autograds(name):
             raise Unrecordable(
                 f"calls torch.{name} itself, which trusts that its forward operation made the places; leave gradients to autograd"
             )
+
+
+_DISPATCH = (__file__, *(str(Path(torch.__file__).parent / name) for name in ("_dynamo/eval_frame.py", "_compile.py")))
+"""Files whose functions are between the engine of autograd and a recorder."""
+
+
+def _is_autograds(name: str) -> bool:
+    """Whether the engine of autograd itself calls this operation of the backward pass, and not a hook or a Function."""
+    frame, node = sys._getframe(1), torch._C._current_autograd_node()
+    while frame.f_back is not None and frame.f_code.co_filename in _DISPATCH:
+        frame = frame.f_back
+    forward = "" if node is None else node.name().rstrip("0123456789").removesuffix("Backward").lower()
+    engine = torch.autograd.graph._engine_run_backward
+    return frame.f_code is engine.__code__ and bool(forward) and name.replace("_", "").startswith(forward)
 
 
 _PLACES = {
