@@ -438,9 +438,9 @@ def _is_loss(key: str) -> bool:
     return key.endswith("loss") and not key.startswith("nonprivate")
 
 
-def beyond_budget(planned: float, budget: float | None) -> list[Advice]:
+def beyond_budget(planned: float, budget: float) -> list[Advice]:
     """A list with one warning where all rounds together, with all that the ledger holds, cost more than the budget."""
-    if budget is None or planned <= budget * (1 + 1e-9):
+    if planned <= budget * (1 + 1e-9):
         return []
     return [
         _warning(

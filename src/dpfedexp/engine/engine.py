@@ -161,7 +161,7 @@ class ClientEvaluation:
     held_out: float = 0.0
 
     def due(self, number: int, rounds: int) -> bool:
-        return number % self.every == 0 or number == rounds
+        return evaluation_is_due(number, self.every, rounds)
 
 
 @dataclass(frozen=True)
@@ -640,6 +640,10 @@ def votes_left(event: Event, numbers: Sequence[int], ledger: Ledger, run: str) -
     return (Counter(numbers) - Counter(asked)).total()
 
 
+def evaluation_is_due(number: int, every: int, rounds: int) -> bool:
+    return number % every == 0 or number == rounds
+
+
 def evaluated(ledger: Ledger, run: str) -> set[int]:
     """The rounds after which evaluations of the run were charged."""
     return {entry.round for entry in ledger.entries if (entry.run, entry.event.question) == (run, EVALUATION)}
@@ -648,7 +652,7 @@ def evaluated(ledger: Ledger, run: str) -> set[int]:
 def evaluations_left(every: int, rounds: int, ledger: Ledger, run: str) -> int:
     """The number of evaluations after the last charged round and later ones that are not charged. A failed one is not repeated."""
     charged = [entry.round for entry in ledger.entries if entry.run == run and not entry.event.question]
-    due = {number for number in range(max([1, *charged]), rounds + 1) if number % every == 0 or number == rounds}
+    due = {number for number in range(max([1, *charged]), rounds + 1) if evaluation_is_due(number, every, rounds)}
     return len(due - evaluated(ledger, run))
 
 

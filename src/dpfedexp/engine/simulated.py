@@ -324,7 +324,8 @@ class Simulation(Cohort):
         """
         holding = torch.nonzero(self.task.clients.sizes[clients] > 0).flatten()
         clients, delta = clients[holding], delta[holding.to(delta.device)]
-        steps = self.task.local.step_count(self.task.clients.sizes[clients])
+        # The same for all clients (`prepare` requires it), and no number of clients reaches a custom optimizer.
+        steps = self.task.local.step_count(torch.ones(1, dtype=torch.int64))
         tau_eta_l = self.task.local.tau_eta_l(steps.to(delta.device).float())[:, None]
         old = client_controls[clients].to(delta.device)
         return clients, (old - control.float().to(delta.device) - delta / tau_eta_l).cpu()

@@ -178,8 +178,8 @@ def _check_newest(
         checks.append(Check(name, held, f"{knows}, and all of them are here" if held else f"{knows} {lost}"))
         # Every run moves the ledger's own anchor; that of a run knows nothing of other runs.
         if held and file == SharedAnchor.of(ledger.first_hash).file and (more := ledger.notes_since(mark)):
-            who = "a run that is open or crashed wrote them, or somebody else: resume the run"
-            added = f"{len(more)} terms or seals at the end of the ledger are unknown to {str(file)!r}: {who}"
+            why = "A run that is open, or that crashed, can have written them: resume it. Otherwise the ledger was edited."
+            added = f"{len(more)} terms or seals at the end of the ledger are unknown to {str(file)!r}. {why}"
             checks.append(Check(name, False, added, incomplete=True))
     others: list[Path] = []
     with contextlib.suppress(InputError, OSError):
