@@ -133,24 +133,28 @@ def clients_of(name, count, seed=0):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_intervals_cover_what_there_is_without_noise(name):
-    """95% of 2000 draws: 92 to 98% is more than six standard errors on either side."""
+    """95% of 2000 draws: 92 to 98% is more than six standard errors on either side.
+
+    Quantiles take most of the time, and have the next tests for themselves: of 300 draws, 88.5% is five below.
+    """
     rows, metrics = clients_of(name, 300), ClientMetrics.parse(name)
     mean, deviation = rows.mean(0), 2.0 / 300
     truth = metrics.read(mean, 0.0)
+    draws, least = (300, 0.885) if name in ("numbers", "loss") else (2000, 0.92)
     draw = torch.Generator().manual_seed(3)
     found = [
-        metrics.read(mean + deviation * torch.randn(WIDTH, generator=draw).double(), deviation) for _ in range(2000)
+        metrics.read(mean + deviation * torch.randn(WIDTH, generator=draw).double(), deviation) for _ in range(draws)
     ]
     values = [key for key in truth if not key.endswith(("_low", "_high"))]
     assert values
     for key in values:
         seen = [one for one in found if key in one]
-        assert len(seen) > 1800
+        assert len(seen) > 0.9 * draws
         share = sum(
             one[f"{key}_low"] <= truth[key] * (1 + 1e-9) <= one[f"{key}_high"] * (1 + 2e-9) for one in seen
         ) / len(seen)
         # Quantiles, and an AUC whose bins hide something, may cover more.
-        assert 0.92 <= share <= (1.0 if key.endswith(("median", "p90", "auc")) else 0.98), key
+        assert least <= share <= (1.0 if key.endswith(("median", "p90", "auc")) else 0.98), key
 
 
 @pytest.mark.parametrize("name", ["10 classes", "binary"])
@@ -217,7 +221,7 @@ SMOOTH, SHARED = ("normal", "cauchy", "lognormal", "mixture"), ("integers", "equ
 
 
 @pytest.mark.parametrize("deviation", sized([0.004], [0.004, 0.006]))
-@pytest.mark.parametrize("errors", [*SMOOTH, *SHARED])
+@pytest.mark.parametrize("errors", sized(["mixture", "integers"], [*SMOOTH, *SHARED]))
 def test_intervals_of_quantiles_cover_the_errors_of_all_rows(errors, deviation):
     """The quantile of the rows themselves, not of their bins. 92 to 98% of 1000 draws is four standard errors on either side.
 

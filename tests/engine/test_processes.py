@@ -40,7 +40,7 @@ from tests.engine.small import entries, random_rows, weights
 from tests.engine.small import federation as small_federation
 from tests.sizes import sized
 
-KILLS, ROUNDS = sized((3, 8), (100, 50))
+KILLS, ROUNDS = sized((3, 6), (20, 20))
 
 
 def settings(**more):

@@ -360,7 +360,7 @@ def test_hostile_input_gets_a_sentence(name, tmp_path):
     torch.set_num_threads(1)
     (tmp_path / "own").mkdir()
     seeds, one = TARGETS[name](tmp_path / "own")
-    fuzz(seeds, one, sized(8 if name == "command_line" else 60, 2000))
+    fuzz(seeds, one, sized(8 if name == "command_line" else 60, 300))
 
 
 def test_a_finding_is_found():

@@ -27,7 +27,7 @@ known = ["clip", "name", "kind", "rounds", "seed", "lr", "rate", "count", "optio
 section = st.dictionaries(st.sampled_from(known) | st.text(max_size=6), values, max_size=4) | values
 
 
-@settings(max_examples=sized(25, 1000), deadline=None)
+@settings(max_examples=sized(25, 200), deadline=None)
 @given(st.dictionaries(st.sampled_from(sections), section))
 def test_any_tree_is_settings_or_one_sentence(tree):
     with contextlib.suppress(InputError):

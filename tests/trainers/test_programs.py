@@ -6,7 +6,7 @@ from dpfedexp.trainers.recording import Recorded
 from tests.fuzz.programs import check
 from tests.sizes import sized
 
-PROGRAMS = sized(5, 5000)
+PROGRAMS = sized(5, 200)
 
 
 def test_programs_are_refused_or_keep_clients_apart():
