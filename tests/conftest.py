@@ -32,6 +32,12 @@ def mnist_folder() -> Path:
     return folder
 
 
+@pytest.fixture
+def untried(monkeypatch):
+    """Secure runs take their trainer without trying whether it keeps clients apart: tests/trainers and tests/audit do."""
+    monkeypatch.setattr("dpfedexp.trainers.select.passes_isolation", lambda *rest: True)
+
+
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     """Chromium, started once."""

@@ -44,3 +44,9 @@ def in_process(monkeypatch):
         return ""
 
     monkeypatch.setattr(trials, "_train", made)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are empty files: tests/report and the demo's test draw them."""
+    monkeypatch.setattr("dpfedexp.engine.plot.save_figure", lambda figure, path: path.touch())

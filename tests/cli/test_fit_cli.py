@@ -11,6 +11,7 @@ from dpfedexp.config import load
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 M, D = 60, 4
 
 

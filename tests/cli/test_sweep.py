@@ -14,6 +14,8 @@ from dpfedexp.cli.trials import Sweep, Trial, _train, price, trials
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def sweep(*arguments):
     return CliRunner().invoke(app, ["sweep", *map(str, arguments)])

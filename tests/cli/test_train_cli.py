@@ -10,7 +10,7 @@ FAST = ["--set=run.rounds=3", "--set=data.clients=20", "--set=data.dimension=5",
 
 
 @pytest.fixture
-def dpfedexp(tmp_path, monkeypatch, capfd):
+def dpfedexp(tmp_path, monkeypatch, capfd, undrawn, in_process):
     """The command line in the test's folder: its exit code and what it said."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)

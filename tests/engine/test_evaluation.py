@@ -139,6 +139,7 @@ def test_a_client_holds_out_its_share_and_one_with_few_rows_none():
     assert sorted([*training.rows.tolist(), *held.rows.tolist()]) == sorted(clients.rows.tolist())
 
 
+@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize(
     ("moment", "secure"), [("before the charge", False), ("after the charge", False), ("after the charge", True)]
 )

@@ -15,6 +15,7 @@ from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, LedgerError, RoundFailed
 from tests.engine.small import ROUNDS, Crash, crash_after, random_rows, small_run
 
+pytestmark = pytest.mark.usefixtures("untried")
 STOPPED = {"on_round": lambda record: Stop("enough", "test") if record["round"] == 2 else None}
 
 

@@ -86,6 +86,7 @@ def test_what_can_not_stand_for_a_larger_cohort_is_refused(algorithm, options, s
         train(model(), federation(), algorithm(clip=0.5, noise_multiplier=1.0), rounds=1, **arguments(given))
 
 
+@pytest.mark.usefixtures("untried")
 def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_path):
     """`repr`, the notebook's views, a saved run, its page and its progress line: each says that the promise is another's."""
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)

@@ -13,6 +13,7 @@ from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import LedgerError
 from tests.engine.small import ROUNDS, Crash, crash_after, entries, small_run
 
+pytestmark = pytest.mark.usefixtures("untried")
 IN_USE = "the run is in use by another process, which may have a copy of its folder"
 LOST = "another copy of the run continued"
 

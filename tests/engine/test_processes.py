@@ -245,8 +245,7 @@ SHARED = {
     ),
     "votes": (dp.cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
     # So few clients at a small epsilon measure nothing but noise.
-    "fit": (None, {"epsilon": 400.0, "evaluate": "clients"}),
-    "candidates": (None, {"epsilon": 400.0, "candidates": [dp.Candidate(), dp.Candidate(rate=0.3)]}),
+    "fit": (None, {"epsilon": 400.0, "evaluate": "clients", "candidates": [dp.Candidate(), dp.Candidate(rate=0.3)]}),
     **sized(
         {},
         {

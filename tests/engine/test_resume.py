@@ -22,6 +22,7 @@ from tests.arguments import arguments
 from tests.engine.small import BareClients, Crash, crash_after, crash_in, entries, forged, path_content, random_rows
 
 D, M, ROUNDS = 3, 6, 5
+pytestmark = pytest.mark.usefixtures("untried")
 PLAIN = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
 SCAFFOLD = dp_scaffold(clip=0.3, noise_multiplier=2.0)
 FILES = ("ledger.jsonl", "ledger.jsonl.head", CHECKPOINT)

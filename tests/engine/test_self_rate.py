@@ -117,6 +117,7 @@ def test_the_probe_leaves_the_model_as_it_is_and_happens_once(clients):
     assert len(ledger) == 2
 
 
+@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_run_that_is_interrupted_after_the_votes_or_later_ends_as_if_it_had_not_been(tmp_path, monkeypatch, secure):
     """A secure run draws anew, so that only its charges are compared: the votes are paid for once."""

@@ -244,11 +244,12 @@ def test_a_candidate_with_a_multiple_of_the_voted_rate_begins_with_as_large_a_mu
     assert float(other.memory[LOCAL_RATE]) == 4.0 * float(voted.memory[LOCAL_RATE])
 
 
+@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_run_that_is_interrupted_in_a_tournament_ends_as_if_it_had_not_been(tmp_path, monkeypatch, secure):
     """A secure run draws anew, so that only its charges are compared: no vote is taken twice."""
     candidates, few = [GOOD, BAD, net(4)], problem(18)
-    given = {"secure": secure, "rounds": 10}
+    given = {"secure": secure, "rounds": 4}
     whole = run(candidates, few, **given)
     for number in (2,) if secure else (1, 2, 3):
         folder = tmp_path / str(number)

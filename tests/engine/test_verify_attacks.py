@@ -23,6 +23,7 @@ from dpfedexp.engine.verify import EXEMPT, outcome, read_claim, recompute, verif
 from dpfedexp.errors import AdviceWarning, InputError, LedgerError, RoundFailed
 from tests.engine.small import ROUNDS, crash_after, forged, path_content, small_run
 
+pytestmark = pytest.mark.usefixtures("untried")
 NOISY = cdp_fedexp(clip=0.3, noise_multiplier=4.0)
 RUNS = {
     "seeded": {},

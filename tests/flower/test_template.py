@@ -88,6 +88,7 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
     wait_until(lambda: not belonging_to(home), "the end of Flower's processes")
 
 
+@long
 @pytest.mark.usefixtures("alone")
 def test_up_run_and_down_as_a_user_types_them(tmp_path):
     """One node that answers for 40 clients and enforces a guard file, for one round."""

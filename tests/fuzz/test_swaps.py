@@ -47,22 +47,22 @@ class World:
 
     def __init__(self, root: Path, algorithm: Algorithm, *, secure: bool) -> None:
         self.private, self.folder = root / "private", root / "run"
-        self.algorithm, self.secure = algorithm, secure
-        self.runs = [self._history(rounds) for rounds in (ROUNDS, 3)]
-
-    def open(self) -> tuple[Engine, OpenRun]:
-        simulation, _ = prepare(
+        self.secure = secure
+        self.engine, _ = prepare(
             linear_regression(3),
             PROBLEM.federation,
-            self.algorithm,
+            algorithm,
             local=Sgd(lr=0.1, steps=1),
             rounds=ROUNDS,
             execution=Execution(device="cpu", trainer="loop"),
-            secure=self.secure,
+            secure=secure,
         )
-        last = load(self.folder)
-        open_run = OpenRun.open(described(simulation, simulation.cohort, ROUNDS), None, self.folder, last)
-        return replace(simulation, run=open_run.name), open_run
+        self.runs = [self._history(rounds) for rounds in (ROUNDS, 3)]
+
+    def open(self) -> tuple[Engine, OpenRun]:
+        facts = described(self.engine, self.engine.cohort, ROUNDS)
+        open_run = OpenRun.open(facts, None, self.folder, load(self.folder))
+        return replace(self.engine, run=open_run.name), open_run
 
     def put(self, files: dict[str, Content], private: dict[str, dict[str, bytes] | None]) -> None:
         for place in (self.folder, self.private):

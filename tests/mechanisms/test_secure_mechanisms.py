@@ -23,6 +23,7 @@ from dpfedexp.models import linear_regression
 from tests.arguments import arguments
 from tests.engine.small import Crash, crash_in
 
+pytestmark = pytest.mark.usefixtures("untried")
 CENTRAL = {
     "plain": CentralGaussian(0.3, 2.0),
     "free": CentralGaussian(0.3, 2.0, numerator="free"),

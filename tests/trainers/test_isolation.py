@@ -53,9 +53,9 @@ def net() -> nn.Module:
 def drawing() -> nn.Module:
     """A network that draws for each client: before, between and within the steps of a recurrent layer."""
     torch.manual_seed(0)
-    layer = nn.LSTM(2, 5, 2, dropout=0.4, batch_first=True)
-    parts = {"drop": nn.Dropout(0.3), "layer": layer, "head": nn.Linear(5, 3)}
-    return Made(lambda self, x: self.head(self.drop(self.layer(self.drop(x).view(-1, 3, 2))[0][:, -1])), **parts)
+    layer = nn.LSTM(3, 4, 2, dropout=0.4, batch_first=True)
+    parts = {"drop": nn.Dropout(0.3), "layer": layer, "head": nn.Linear(4, 3)}
+    return Made(lambda self, x: self.head(self.drop(self.layer(self.drop(x).view(-1, 2, 3))[0][:, -1])), **parts)
 
 
 def others(clients: Federation, algorithm, local, trainer: str, device: str = "cpu", make=net) -> torch.Tensor:
