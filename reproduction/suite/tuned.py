@@ -51,7 +51,8 @@ class FitRun(SuiteRun):
 
     @property
     def full_settings(self) -> dict[str, Any]:
-        rule = {"scale_times": list(local_rate.SCALE_TIMES), "shake": local_rate.SHAKE}
+        times = [list(local_rate.SCALE_TIMES), list(local_rate.NOISY_SCALE_TIMES)]
+        rule = {"scale_times": times, "shake": local_rate.SHAKE, "noise_hides_from": step_size.FIRST_CAP}
         rule |= {"prior": [local_rate.PRIOR_RATE, local_rate.PRIOR_WEIGHT, local_rate.LARGE_NOISE]}
         rule |= {"subtracted": step_size.NOISE_SUBTRACTED, "rounds": FIT_ROUNDS, "local": str(FIT_LOCAL)}
         rule |= {"few_rows": local_rate.FEW_ROWS}

@@ -130,7 +130,7 @@ def check_that_everything_released_was_charged(folder: Path) -> int:
     votes = sum(entry.round == 0 for entry in entries(folder))
     charged = [entry.round for entry in entries(folder) if not entry.event.question]
     scales = [entry.round for entry in entries(folder) if entry.event.question == "rate scale"]
-    assert scales == [number for number in scale_rounds(ROUNDS) if number in scales], "in their order, each once"
+    assert scales == [number for number in scale_rounds(ROUNDS, 0.0) if number in scales], "in their order, each once"
     assert not scales or scales[-1] <= len(charged)
     assert charged == list(range(1, len(charged) + 1))
     progress = checkpoint.read_progress(folder)

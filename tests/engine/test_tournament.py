@@ -87,6 +87,17 @@ def test_every_client_is_in_one_group_and_groups_change_from_round_to_round(part
         assert not torch.equal(*drawn)
 
 
+def test_rates_of_all_candidates_are_rescaled_after_the_same_rounds_and_every_vote_is_announced():
+    algorithm = dp.cdp_fedexp(clip="adaptive", noise_multiplier=4.0)
+    engine = engine_of(problem(), [net(3), net(60)], algorithm, local=dp.Sgd(lr="auto", steps=3))
+    probes = [engine.playing(number).probe for number in (0, 1)]
+    noises = [one.mechanism.noise_share(len(one.start), M) for one in engine.tournament.engines]
+    assert noises[0] < 1 < noises[1]
+    assert probes[0].scale_rounds == probes[1].scale_rounds
+    announced = next(rounds for event, rounds in engine.later_votes() if event.question == "rate scale")
+    assert set(announced) == set(probes[0].scale_rounds)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 8])
 def test_noise_moves_an_adaptive_clip_by_at_most_a_tenth_in_a_small_group_too(groups):
     engine = engine_of(problem(), [GOOD, BAD], dp.cdp_fedexp(clip="adaptive", noise_multiplier=20.0)).playing(0)

@@ -22,10 +22,11 @@ RADII = tuple(10.0 ** (step / 2) for step in range(-10, 7))
 """The public grid for the first clip: half decades from 10⁻⁵ to 10³."""
 SCALES = tuple(2.0**step for step in range(-4, 8))
 """The public grid of factors by which the rate may be rescaled: from 1/16 to 128."""
-SCALE_TIMES = (0.06, 0.28, 0.55)
-"""When the rate is rescaled, as shares of the rounds: after rounds 3, 14 and 28 of 50. At the first time most of the run is still
-to come. At the second the easy gains are over, and the direction is that of later rounds. The third is for large noise only,
-where noise dominates the first votes. With small noise it would lower rates that are still needed."""
+SCALE_TIMES, NOISY_SCALE_TIMES = (0.06, 0.28), (0.12, 0.28, 0.55)
+"""When the rate is rescaled, as shares of the rounds: after rounds 3 and 14 of 50, with large noise after rounds 6, 14 and 28. At
+the first time most of the run is still to come; with large noise three rounds are mostly noise, so it is later. At the second the
+easy gains are over, and the direction is that of later rounds. With small noise a third vote would lower rates that are still
+needed."""
 LARGE_NOISE = 1.0
 """Noise is large if the norm of the noise in a round's mean update exceeds this many times the clip."""
 SHAKE = 0.5
@@ -108,15 +109,14 @@ def first_rate(voted: float, noise_share: float) -> float:
     return voted * math.pow(10.0, min(max(bins, -MAX_CORRECTION), most) / 2.0)
 
 
-def scale_rounds(rounds: int, noise_share: float = math.inf) -> tuple[int, ...]:
+def scale_rounds(rounds: int, noise_share: float) -> tuple[int, ...]:
     """The rounds after which the rate is rescaled; never the last round.
 
     Args:
         rounds: the number of rounds of the run.
-        noise_share: n, the norm of the noise in a round's mean update over the clip (public); without it, all rounds after which
-            any run of this length is rescaled.
+        noise_share: n, the norm of the noise in a round's mean update over the clip (public).
     """
-    times = SCALE_TIMES if noise_share > LARGE_NOISE else SCALE_TIMES[:2]
+    times = NOISY_SCALE_TIMES if noise_share > LARGE_NOISE else SCALE_TIMES
     found = {max(1, round(share * rounds)) for share in times}
     return tuple(sorted(number for number in found if number < rounds))
 

@@ -136,8 +136,8 @@ FAILED_DRIFT = -2.0
 PRIOR_EVIDENCE = 10.0 / 3.0
 """A₁, which gives evidence of 2: the paper's step is trusted until the first rounds contradict it."""
 NOISE_SUBTRACTED = 0.5
-"""The share of the noise's energy that the safe step subtracts with an automatic local rate. With a share of 1 the rule would be
-infinite wherever the noise hides the mean, and only the cap would hold it."""
+"""The largest share of the noise's energy that the safe step subtracts with an automatic local rate. With a share of 1 the rule
+would be infinite wherever the noise hides the mean, and only the cap would hold it."""
 EVIDENCE_TO_GROW = 2.0
 """The evidence from which the cap grows; noise alone reaches it once in 22 rounds. The cap shrinks if the evidence is negative
 (noise alone: every other round) and is unchanged in between."""
@@ -220,8 +220,8 @@ def safe(eta_g: float, cap: float) -> float:
 class Safe:
     """A rule under a cap that grows while the released means show progress and falls to 1 where they do not.
 
-    `subtracted` is the share of the noise's energy that is subtracted from ‖c̄‖² before the rule divides by it: noise makes the
-    paper's rule say 1 where the clients' mean is far shorter. The cap still needs evidence of progress.
+    `subtracted` is the largest share of the noise's energy that is subtracted from ‖c̄‖² before the rule divides by it: noise makes
+    the paper's rule say 1 where the clients' mean is far shorter. The cap still needs evidence of progress.
 
     Formal guarantee: η_g is between 1 and the rule's value (at `subtracted`), at most `FIRST_CAP` in the first round and at most
     3/2 of the last round's step in any other. It is computed from released values and public numbers, so it costs no privacy.
@@ -264,10 +264,15 @@ class Safe:
 
 
 def without_noise(release: Release, share: float) -> Release:
-    """The release with a shorter c̄: ‖c̄‖² less this share of the noise's expected dσ², but at least (1 − share)·dσ²."""
-    if share == 0.0:
-        return release
+    """The release with a shorter c̄: ‖c̄‖² less a share of the noise's expected dσ², but at least (1 − share)·dσ².
+
+    With ‖c̄‖² = dσ² the ratio is at most C²/(dσ²) = 1/n². The share is 0 where that reaches `FIRST_CAP` (noise hides no such step),
+    and else as large as is needed for that, at most `share`.
+    """
     square, energy = float(release.c_bar.double().square().sum()), release.c_bar.numel() * release.variance
+    share = min(share, 1.0 - release.clip * release.clip / (FIRST_CAP * energy)) if energy > 0 else 0.0
+    if share <= 0.0:
+        return release
     left = max(square - share * energy, (1.0 - share) * energy)
     if not 0.0 < left < square:
         return release

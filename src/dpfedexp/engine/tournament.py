@@ -1,5 +1,6 @@
 """Candidates that a run chooses from while it trains: `fit(…, candidates=[…])`."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -119,8 +120,11 @@ def plan_comparison(candidates: Sequence[Candidate], local: LocalOptimizer | Non
         "candidates with a factor on the rate need one with the voted rate itself (rate 1.0), such as Candidate(), before them.",
     )
     votes = sum(automatic[number] for number in range(len(candidates)) if number not in follows)
-    staying = [min([sum(automatic), *(stay for last, stay in phases if last <= n)]) for n in scale_rounds(rounds)]
-    return phases, follows, Extras(rate_votes=votes, scale_votes=sum(staying), candidate_votes=len(phases))
+    times = [scale_rounds(rounds, noise_share) for noise_share in (0.0, math.inf)]
+    scales = max(
+        sum(min([sum(automatic), *(stay for last, stay in phases if last <= n)]) for n in one) for one in times
+    )
+    return phases, follows, Extras(rate_votes=votes, scale_votes=scales, candidate_votes=len(phases))
 
 
 def compared(
@@ -147,6 +151,9 @@ def compared(
         engine, note = prepared(one, extras)
         engines.append(engine)
         notes += [note] if note else []
+    # The rates of all candidates are rescaled after the same rounds: those of the first with an automatic rate.
+    noise = next((engine.probe.noise_share for engine in engines if engine.probe), math.inf)
+    engines = [replace(engine, probe=engine.probe and replace(engine.probe, noise_share=noise)) for engine in engines]
     first = engines[0]
     for one, engine in zip(candidates, engines, strict=True):
         require(
