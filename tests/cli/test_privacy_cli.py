@@ -58,19 +58,6 @@ def test_epsilon_answers_per_round_and_in_total(flags, one, total):
     assert figure(answer["epsilon_round"]) in table
 
 
-def test_epsilon_shows_the_other_adjacency_beside_the_one_asked_for():
-    flags = ["epsilon", "-z", 5, "-T", 50]
-    replaced, left_out = call_json(*flags), call_json(*flags, "--adjacency", "add-remove")
-    assert replaced["other_adjacency"]["epsilon_total"] == pytest.approx(6.5730, abs=1e-3)
-    assert left_out["other_adjacency"]["epsilon_total"] == pytest.approx(15.4562, abs=1e-3)
-    assert replaced["other_adjacency"]["epsilon_total"] == left_out["epsilon_total"]
-    assert "6.5730 in total (exact)" in call(*flags)
-    assert "15.4562 in total (exact)" in call(*flags, "--adjacency", "add-remove")
-    sampled = call(*flags, "--sampling-rate", 0.1)
-    assert "upper bound" in sampled
-    assert "PLD" in sampled
-
-
 def test_epsilon_of_a_local_run_has_both_readers_or_the_reason_why_not():
     flags = ["epsilon", "--mechanism", "local-gaussian", "-z", 0.7, "-T", 50, "--clients", 1000]
     answer = call_json(*flags)

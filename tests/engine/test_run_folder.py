@@ -149,30 +149,12 @@ def test_a_saved_run_is_the_same_run(from_disk, tmp_path):
         bare.model(torch.eye(3))
 
 
-def test_a_run_on_a_ledger_that_another_one_began_is_saved_under_its_own_name(tmp_path):
-    small_run(ledger=tmp_path / "project.jsonl", rounds=2)
-    second = small_run(ledger=tmp_path / "project.jsonl", seed=1)
-    assert len(second.ledger) == 2 + ROUNDS
-    assert outcome(verify_run(second.save(tmp_path / "saved"))) == "holds"
-
-
 def test_a_folder_in_use_is_not_saved_to_and_an_empty_one_not_loaded(written, tmp_path):
     with pytest.raises(InputError, match="is not empty"):
         written[0].save(written[1])
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no run was begun in it"):
         Run.load(tmp_path / "empty")
-
-
-def test_an_unfinished_run_is_loaded_as_its_last_complete_round_left_it(tmp_path):
-    with pytest.raises(Crash):
-        small_run(out=tmp_path / "killed", on_round=crash_after(2))
-    assert not (tmp_path / "killed" / "model.safetensors").exists()
-    run = Run.load(tmp_path / "killed", network())
-    assert (len(run.history), run.privacy.rounds) == (2, 2)
-    shorter = small_run(rounds=2)
-    for ours, theirs in zip(run.model.parameters(), shorter.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 def test_a_script_that_makes_a_new_random_model_resumes_from_the_folder_alone(tmp_path):

@@ -84,10 +84,6 @@ def test_a_request_for_more_than_was_announced_is_refused(config, mechanism, why
     assert not ask(LocalGaussian(0.4, 4.0), run_config=config, state=state, rounds=9).has_error(), "less is fine"
 
 
-def test_the_configuration_binds_the_first_request_too():
-    assert "above the" in reason(LocalGaussian(0.5, 1.0), run_config=LOCAL)
-
-
 @pytest.mark.parametrize("config", [LOCAL, {}], ids=["configuration", "first request"])
 def test_a_run_gets_as_many_answers_as_it_announced_rounds(config):
     """The same round asked again counts too: its report has new noise and costs again. Another run has rounds of its own."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import re
-import tomllib
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from flwr.common.config import flatten_dict
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms.probe import CANDIDATE, CLIP, RATE, SCALE, UPDATE
@@ -278,16 +274,6 @@ def test_one_candidate_says_that_empty_sections_vanish(tmp_path):
         strategy_from(alone)
     orders = [dict(order) for order in itertools.islice(itertools.permutations(config.items()), 3)]
     assert len({tuple(one.name for one in read_candidates(order)) for order in orders}) == 1
-
-
-def test_the_sections_on_the_page_are_two_candidates():
-    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
-    block = next(one for one in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "candidates" in one)
-    written = flatten_dict(tomllib.loads(block)["tool"]["flwr"]["app"]["config"])
-    config = {"federation.clients": 30, "federation.epsilon": 8.0, "federation.folder": "runs/first", **written}
-    large, small = read_candidates(config)
-    assert (large.name, large.model, small.name, small.model) == ("large", "large", "small", "small")
-    assert (large.local.steps, small.local.steps) == (10, 5)
 
 
 def test_the_server_measures_every_candidate_with_its_own_model(tmp_path, silent):

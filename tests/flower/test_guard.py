@@ -2,12 +2,10 @@
 
 import itertools
 import math
-import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -16,14 +14,11 @@ import torch
 from dpfedexp.accounting import Ledger, Sampling, gdp
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.ledger import LedgerMark
-from dpfedexp.algorithms.probe import CLIP, RATE
-from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.sums import within_clip_vote
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import Guard
 from dpfedexp.flower import guard as guard_ledger
-from dpfedexp.flower.client import AnnouncedLimits
 from dpfedexp.flower.guard import Refused, node_charge, total
 from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.flower.monitor import guard_summary
@@ -497,25 +492,3 @@ def test_a_limit_that_makes_no_sense_is_refused_by_its_name(changes, field, tmp_
     assert Guard.load(guard_file(tmp_path, delta=0.999)).delta == 0.999
     with pytest.raises(InputError, match=field):
         Guard.load(guard_file(tmp_path, **changes))
-
-
-def test_the_central_guard_file_of_the_page_admits_four_runs_of_the_template_at_three_sites(tmp_path):
-    """With a limit of 4.0 a round, as the page had it, no run of three rounds was admitted."""
-    page = (Path(__file__).parents[2] / "docs" / "trust.md").read_text()
-    text = next(block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "central-gaussian" in block)
-    for rounds in (1, 3):
-        config = {"epsilon": 8.0, "rounds": rounds, "clients": 3, "folder": "runs/first", "evaluate": "numbers"}
-        run = AnnouncedLimits.of_run({f"federation.{name}": value for name, value in config.items()}, 5)
-        asked = [(0, run.others[RATE][0]), (0, run.others[CLIP][0])]
-        for number in range(1, rounds + 1):
-            asked += [(number, run.mechanism.at_radius(30.0)), (number, run.others[EVALUATION][0])]
-        (tmp_path / str(rounds)).mkdir()
-        path = tmp_path / str(rounds) / "guard.toml"
-        path.write_text(text.replace("9f2c…", "ab" * 32))
-        guard = Guard.load(path)
-        assert set(guard.overrides) == {f"federation.{name}" for name in ("folder", "nodes", "clients")}
-        requests = [request(with_secure_noise(mechanism), round=number) for number, mechanism in asked]
-        for name in range(4):
-            for one in requests:
-                guard.admit(one, run=str(name))
-        assert admitted_of(guard, requests, "above its max_epsilon_total of 20") < len(requests)

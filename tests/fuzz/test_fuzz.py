@@ -361,12 +361,3 @@ def test_hostile_input_gets_a_sentence(name, tmp_path):
     (tmp_path / "own").mkdir()
     seeds, one = TARGETS[name](tmp_path / "own")
     fuzz(seeds, one, sized(8 if name == "command_line" else 60, 300))
-
-
-def test_a_finding_is_found():
-    def fragile(data: bytes) -> None:
-        if b"null" in data:
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fuzz([b"abcd"], fragile, 200)

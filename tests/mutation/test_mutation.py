@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import TableError, choose, read_guards, shares
-from tests.mutation.operators import mutants, sample
+from tests.mutation.__main__ import TableError, choose, read_guards
+from tests.mutation.operators import mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = "def double(x):\n    return x * 2\n\n\ndef half(x):\n    return x / 2\n"
@@ -98,14 +98,3 @@ def test_every_operator_makes_its_change(source, operator, after):
 def test_messages_annotations_and_docstrings_are_left_alone():
     source = 'def f(a: "x + 1" = None) -> 1 + 1:\n    """1 + 1"""\n    assert a > 1\n    require(a, f"{1 + 1}" + "b")\n'
     assert {(mutant.operator, mutant.after) for mutant in mutants(source, "toy.py")} == {("drop", "pass")}
-
-
-def test_a_sample_is_shared_among_files_and_does_not_change_with_lines_elsewhere():
-    source = "def f(a, b):\n    return a + b * 2\n"
-    moved = "import math\n\n\ndef g(c):\n    return c\n\n\n" + source
-    one, other, again = (
-        {mutant.id for mutant in sample(mutants(text, "toy.py"), 3, seed)}
-        for text, seed in ((source, 1), (source, 3), (moved, 1))
-    )
-    assert one == again != other
-    assert shares({"a": 900, "b": 95, "c": 4, "d": 1}, 100) == {"a": 90, "b": 10, "c": 3, "d": 1}

@@ -1,16 +1,14 @@
 """What a release and the check of an installed package refuse."""
 
 import subprocess
-import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 
 from tests.release import __main__ as release
 from tests.release.__main__ import Refused, notes
 from tests.release.flower import bounds
-from tests.release.installed import FIXED, PROJECT, Environment, Failure, environment, main, step, use, version_of
+from tests.release.installed import FIXED, PROJECT, Failure, environment
 from tests.sizes import long
 
 TEXT = "# Changelog\n\n## Unreleased\n\n- New.\n\n## 0.2.0 (2026-12-01)\n- A step.\n\n## 0.1.0\n\nFirst.\n\n## 0.0.1 (2026-01-01)\n"
@@ -88,22 +86,8 @@ def test_every_dependency_names_a_lowest_version():
     assert bounds("flwr[simulation]>=1.3,<2") == ["flwr==1.3", "flwr<2,>=1.3"]
 
 
-def test_a_command_that_fails_or_prints_no_figure_ends_the_check_with_its_output(tmp_path):
-    with pytest.raises(Failure, match="exit code 3\nhalf way"):
-        step([sys.executable, "-c", "print('half way'); raise SystemExit(3)"], tmp_path)
-    with pytest.raises(Failure, match="exact ε"):
-        use(lambda *words: "fit, but no numbers", tmp_path, Environment("none"))
-
-
 def test_commands_do_not_see_the_source_tree(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "src")
     monkeypatch.setenv("DPFEDEXP_PRIVATE", "/elsewhere")
     assert "PYTHONPATH" not in environment(tmp_path)
     assert environment(tmp_path)["DPFEDEXP_PRIVATE"] == str(tmp_path / "private")
-
-
-def test_a_file_is_named_where_it_does_not_exist_and_holds_its_version(tmp_path, capsys):
-    assert main(tmp_path / "none.whl") == 2
-    assert "none.whl" in capsys.readouterr().err
-    names = ("dpfedexp-1.2.0.dev0-py3-none-any.whl", "dpfedexp-1.2.0.dev0.tar.gz")
-    assert {version_of(Path(name)) for name in names} == {"1.2.0.dev0"}

@@ -163,18 +163,6 @@ def test_a_default_of_an_algorithm_that_changes_is_another_run(monkeypatch):
     ]
 
 
-def test_a_record_without_a_step_had_the_papers_and_is_not_taken_for_a_safe_run():
-    settings = experiment("mnist-cdp-fedexp")
-    recorded = in_full(settings)
-    del recorded["algorithm"]["step"]
-    assert key(in_full(settings), None) == key(recorded, None)
-    safe = in_full(vary(settings, {"algorithm.step": None}))
-    assert differences(safe, recorded) == ["algorithm.step is 'safe' now and was 'paper'"]
-    average = in_full(experiment("mnist-cdp-fedavg"))
-    assert average["algorithm"].pop("step") == "paper"
-    assert key(average, None) == key(in_full(experiment("mnist-cdp-fedavg")), None)
-
-
 def test_a_field_that_is_new_sets_old_records_apart_until_it_is_declared(monkeypatch):
     old = {"local": {"lr": 0.1}}
     new = {"local": {"lr": 0.1, "schedule": "flat"}}

@@ -181,13 +181,6 @@ def test_fit_is_compared_with_the_best_of_all_tuned_rivals_on_their_seeds(tmp_pa
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
-def test_a_pair_without_all_of_its_rivals_is_not_compared():
-    def cut(run):
-        return None if run.contender_name == "safe" and run.lr == 1.0 else made_up_result(run)
-
-    assert tuned.pair(PROBLEMS["classes-0"], 8.0, 1, cut) is None
-
-
 def test_a_run_of_fit_is_recorded_with_the_constants_of_its_rate_rule(monkeypatch):
     (run,) = tuned.fits(PROBLEMS["classes-0"], 8.0, 1)
     before = run.full_settings
