@@ -322,9 +322,9 @@ def test_two_aggregators_in_one_process_vote_on_the_rate(aggregation):
 
 @long
 def test_a_deployed_fit_that_dies_at_any_write_releases_nothing_uncharged_and_goes_on(tmp_path, monkeypatch):
-    """Every write to disk of two votes and a round in turn is the last one that happens."""
+    """Every third write to disk of two votes, three rounds and their evaluations in turn is the last one that happens."""
     algorithm, local = ALGORITHMS["fit"]
-    for write in itertools.count(1):
+    for write in itertools.count(1, 3):
         place, shown = tmp_path / str(write), []
         with dying_at(write, monkeypatch) as left:
             flower(algorithm, local, place, on_round=lambda record, shown=shown: shown.append(record["round"]))

@@ -111,7 +111,7 @@ from dpfedexp.models import linear_regression
 from tests.generated import GeneratedClients
 clients = GeneratedClients(int(sys.argv[1]), 1, lambda ids: (torch.randn(len(ids), 1, 2000), torch.randn(len(ids), 1)))
 algorithm = ldp_fedexp(clip=0.3, noise_multiplier=0.7)
-given = {'local': Sgd(lr=0.001, steps=2), 'rounds': 1, 'execution': Execution(memory='1MB'), 'progress': False}
+given = {'local': Sgd(lr=0.001, steps=2), 'rounds': 1, 'execution': Execution(memory='1MB', progress=False)}
 train(linear_regression(2000), clients, algorithm, **given)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
