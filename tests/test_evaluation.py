@@ -57,7 +57,6 @@ def test_one_logit_with_binary_targets_has_accuracy_and_auc(whole, shape, loss):
 
 
 def test_several_labels_have_their_own_names():
-    """This was an accuracy of 1.5."""
     y, o = np.random.default_rng(1).integers(0, 2, size=(30, 4)), outputs_of(30, 4)
     right = (o > 0) == (y > 0)
     for targets in (y, y.astype(np.float32)):

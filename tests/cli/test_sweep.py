@@ -90,7 +90,6 @@ def test_what_a_sweep_costs_holds_runs_that_failed(file, tmp_path, in_process, m
 
 
 def test_what_a_sweep_costs_holds_runs_of_an_earlier_grid_and_is_not_known_without_a_ledger(file, tmp_path, in_process):
-    """12.256 was said of the second grid, and 19.121 was spent."""
     out = tmp_path / "out"
     assert sweep(file, "--grid", "algorithm.clip=0.5,2", "--out", out).exit_code == 0
     assert sweep(file, "--grid", "algorithm.clip=3,4", "--out", out).exit_code == 0

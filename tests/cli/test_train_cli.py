@@ -25,7 +25,6 @@ def dpfedexp(tmp_path, monkeypatch, capfd, undrawn, in_process):
 
 
 def test_a_run_that_stops_early_does_not_exit_with_0(tmp_path, dpfedexp):
-    """It did, while `flower status` of the same folder exited with 3."""
     assert dpfedexp("init", "my.toml")[0] == 0
     code, said = dpfedexp("train", "my.toml", *FAST, "--set=run.budget=7", "--out", "run")
     assert code == 3, said.err

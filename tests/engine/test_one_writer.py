@@ -61,7 +61,6 @@ def charged(*folders):
 
 
 def test_a_copy_is_refused_while_the_run_is_open(tmp_path, trained):
-    """Both went on to their ends before: ε = 5.545 of 6 rounds stated by each, 7.511 of 10 spent."""
     one, two = two_copies(tmp_path, secure=True)
     trained.clear()
     problems = []

@@ -195,14 +195,6 @@ def test_a_ledger_that_does_not_name_its_run_is_not_resumed(tmp_path, monkeypatc
         run(tmp_path)
 
 
-def test_a_ledger_from_elsewhere_is_refused(tmp_path):
-    interrupted(tmp_path / "here")
-    run(tmp_path / "there")
-    put(tmp_path / "here", copies(tmp_path / "there", FILES[:2]))
-    with pytest.raises(LedgerError, match="is not the one that belongs to"):
-        run(tmp_path / "here")
-
-
 def test_a_folder_that_was_taken_back_as_a_whole_is_refused(tmp_path):
     seen = moments(tmp_path)
     for early in seen[:-1]:

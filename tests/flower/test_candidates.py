@@ -43,7 +43,14 @@ CLIENTS = 10
 FEW = {"federation.clients": CLIENTS}
 MANY = {**FEW, "federation.clients_per_node": 5}
 GIVEN = {"algorithm.clip": "adaptive", "algorithm.noise_multiplier": 1.0, "local.lr": "auto", "local.steps": 2}
-SAMPLED = {**MANY, **GIVEN, "federation.epsilon": None, "participation.kind": "poisson", "participation.rate": 0.5}
+SAMPLED = {
+    **MANY,
+    **GIVEN,
+    "algorithm.noise_multiplier": 9.0,
+    "federation.epsilon": None,
+    "participation.kind": "poisson",
+    "participation.rate": 0.5,
+}
 HIDDEN = {**FEW, "algorithm.adjacency": "add-remove"}
 
 

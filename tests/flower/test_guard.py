@@ -271,7 +271,6 @@ def test_a_node_whose_state_folder_is_missing_or_full_answers_nothing(guard, tmp
 
 
 def test_a_guard_file_that_was_renamed_goes_on_with_its_ledger(guard, tmp_path):
-    """What was shown: 14 charges, and none after `mv guard.toml site.toml`."""
     spend(guard, 14)
     renamed = Guard.load(guard.path.rename(tmp_path / "site.toml"))
     assert guard_summary(renamed)["charges"] == 14

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from scipy.stats import kstest
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.algorithms import cdp_fedexp
-from dpfedexp.core.sums import Vote, VoteSpec, within_clip_vote
+from dpfedexp.core.sums import Vote, within_clip_vote
 from dpfedexp.flower import clip_and_randomize, private_training
-from dpfedexp.flower.client import AnnouncedLimits
-from dpfedexp.flower.guard import Refused
 from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, ROWS, NodeRequest
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 
@@ -280,17 +276,3 @@ def test_clients_of_one_node_answer_in_a_list_and_their_shares_are_added():
     for said, total in (([0.0, 1.0, 4.0], -0.25), ([1.0], 0.0)):
         reply = ask(VOTING, ballots={"length": said}, **given, rounds=2)
         assert reply.content.config_records[REQUEST]["votes"] == [-1.5, total]
-
-
-def test_a_run_that_announced_its_epsilon_may_ask_for_votes_within_it_and_for_nothing_more():
-    """The votes' price comes out of the update's, so that a node without a guard admits them by the announcement alone."""
-    config = {"algorithm.name": "cdp_fedexp", "algorithm.clip": "adaptive", "algorithm.target_epsilon": 8.0}
-    config |= {"federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
-    announced = AnnouncedLimits.of_run(config, 20)
-    votes = (VoteSpec("length", 0.0, 4.0), VoteSpec("unsaid", 0.0, 10.0))
-    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
-    mechanism = algorithm.bind(20, 6, Sampling(), 3, True, votes=votes)
-    announced.check(NodeRequest(1, "nonce", mechanism, Sampling(), rounds=3))
-    more = replace(mechanism, votes=(*mechanism.votes, Vote("one more", noise=mechanism.votes[0].noise)))
-    with pytest.raises(Refused, match="above the"):
-        announced.check(NodeRequest(1, "nonce", more, Sampling(), rounds=3))

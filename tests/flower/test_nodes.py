@@ -12,7 +12,6 @@ from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.engine.verify import outcome, recompute, verify_run
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.cohort import participants_after
 
 from .loopback import LoopbackGrid, Silence, flat, plain_app, problem, stop_after
 
@@ -128,13 +127,6 @@ def test_nodes_with_new_ids_do_not_take_part(tmp_path):
         start(tmp_path, grid, rounds=3, min_reply_fraction=0.6)
     assert grid.asked == []
     assert sorted(bound(tmp_path)) == [10, 11, 12]
-
-
-def test_participants_are_kept_in_the_order_in_which_they_joined():
-    assert participants_after([3, 1, 2], (), 2) == (1, 2)
-    assert participants_after([1], (9, 8), 2) == (9, 8)
-    assert participants_after([4, 1], (9,), 2) == (9, 1)
-    assert participants_after([4, 1], (9, 8, 7), 2) == (9, 8, 7)
 
 
 def test_a_statement_with_a_fixed_number_of_participants_has_no_add_remove_figure(tmp_path):

@@ -219,7 +219,6 @@ def test_what_a_helper_has_spent_is_shown_as_a_sites_is(tmp_path):
 def test_a_file_that_other_users_can_reach_is_refused_with_the_command_that_closes_it(
     name, option, wrong, sentence, command, guard, monkeypatch
 ):
-    """What was shown: `superexec` and `guard.toml` at 0644, as the documented commands left them, and no warning."""
     charge(guard)
     for kept in guard.path.parent.iterdir():
         kept.chmod(0o600)

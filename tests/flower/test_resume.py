@@ -9,7 +9,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from flwr.app import ArrayRecord
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, ldp_fedexp
@@ -18,13 +17,12 @@ from dpfedexp.engine import checkpoint
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.private_folder import SharedAnchor
 from dpfedexp.engine.verify import outcome, verify_run
-from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.flower import DpFedExp
+from dpfedexp.errors import LedgerError
 from tests.engine.small import Crash
 from tests.optimizers import Adagrad
 from tests.sizes import sized
 
-from .loopback import Silence, deploy, dying_at, grid_of, problem, stop_after
+from .loopback import Silence, deploy, dying_at, grid_of, stop_after
 
 CDP = cdp_fedexp(clip="adaptive", noise_multiplier=1.0)
 LDP = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
@@ -116,26 +114,6 @@ def test_a_crash_at_any_write_leaves_no_release_uncharged_and_no_lock(tmp_path, 
         assert resumed.state.round == rounds
         assert len(resumed.opened.ledger.entries) >= rounds
     assert write > 6 * rounds, "every charge has a head and an anchor, every round two files"
-
-
-def test_a_resumed_server_takes_the_model_from_its_folder_whatever_it_starts_with(tmp_path):
-    whole, _ = run(tmp_path / "whole")
-    with pytest.raises(Crash):
-        run(tmp_path / "killed", crash_at=3)
-    strategy = DpFedExp(CDP, clients=3, rounds=4, folder=tmp_path / "killed", noise=Silence, node_timeout=0.1)
-    other = {name: value + 1.0 for name, value in problem(3)[1].state_dict().items()}
-    strategy.start(grid_of(), ArrayRecord(other), timeout=1.0)
-    assert torch.equal(strategy.state.w, whole.state.w)
-
-
-@pytest.mark.filterwarnings("ignore::dpfedexp.errors.AdviceWarning")
-def test_other_rounds_are_refused_by_the_setting_that_was_changed(tmp_path):
-    """The refusal named evaluation.mechanism.noise and others that nobody has typed."""
-    algorithm = cdp_fedexp(clip=0.5, target_epsilon=8.0)
-    run(tmp_path, algorithm, rounds=2, evaluate="numbers", evaluate_every=1)
-    with pytest.raises(InputError) as refused:
-        run(tmp_path, algorithm, rounds=30, evaluate="numbers", evaluate_every=1)
-    assert "is of another run: rounds is 30 here and 2 there. Resume" in str(refused.value)
 
 
 def test_no_client_is_asked_for_a_local_report_when_the_anchor_cannot_be_moved(tmp_path, monkeypatch):

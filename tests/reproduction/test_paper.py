@@ -3,10 +3,12 @@
 import pytest
 import torch
 from reproduction.__main__ import app
-from reproduction.paper import sections
+from reproduction.paper import SECTIONS, sections, table3
 from reproduction.paper.experiments import experiment, vary
 from reproduction.paper.figure2 import from_updates
-from reproduction.paper.published import TABLE_2
+from reproduction.paper.published import TABLE_2, TABLE_3
+from reproduction.paper.results.collected import key_of
+from reproduction.paper.results.size import Size
 from reproduction.paper.sections import Maker
 from reproduction.paper.table1 import table1
 from typer.testing import CliRunner
@@ -16,7 +18,7 @@ from dpfedexp.core import step_size
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import LocalGaussian
 from dpfedexp.report.document import Section, Table
-from tests.reproduction.fabricated import Counting
+from tests.reproduction.fabricated import Counting, Fabricated
 
 
 @pytest.mark.parametrize("key", TABLE_2)
@@ -91,6 +93,44 @@ def test_naive_is_off_by_the_noise_energy_and_proposed_is_not():
     excess = d * (0.7 * c) ** 2 / 0.05
     assert sizes["naive"] / sizes["target"] == pytest.approx(1 + excess, rel=0.05)
     assert sizes["proposed"] == pytest.approx(sizes["target"], rel=0.1)
+
+
+FULL, QUICK = Size(seeds=3), Size(seeds=2, quick=True)
+
+
+def key(run) -> str:
+    return key_of(run, "images")
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_section_plans_every_run_and_keeps_every_curve_that_it_asks_for(name, tmp_path):
+    size = QUICK
+    planned = {key(run): run for run in sections.MAKERS[name].planned(size)}
+
+    class Watching(Fabricated):
+        def __getitem__(self, run):
+            result = super().__getitem__(run)
+            return result | {"curves": {curve: result["curves"][curve] for curve in planned[key(run)].curves}}
+
+    section = sections.MAKERS[name].section(size, Watching())
+    assert section.name == name
+    (tmp_path / "section.json").write_text(section.to_json(), encoding="utf-8")
+    assert Section.read(tmp_path / "section.json").to_json() == section.to_json()
+    assert section.tables
+    assert section.command.startswith(f"python -m reproduction paper {name}")
+    for table in section.tables:
+        assert all(len(row) == len(table.columns) for row in table.rows), table.title
+
+
+def test_mnist_shows_the_printed_number_and_the_difference():
+    """Fabricated FedEXP ends near 0.9 + 0.01 · 3, whatever the setting."""
+    section = table3.section(FULL, Fabricated())
+    row = section.tables[0].rows[0]
+    ours, theirs = float(row[2].split()[0]), TABLE_3["cdp", "fedexp"][0]
+    assert row[3].startswith(f"{theirs:.2f}")
+    assert float(row[4]) == pytest.approx(ours - theirs, abs=0.011)
+    assert not section.claims[0].holds, "92.9 is more than half a point below 94.57"
+    assert section.claims[1].holds, "FedEXP is above FedAvg"
 
 
 def call(*arguments: object):

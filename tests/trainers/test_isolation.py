@@ -83,8 +83,7 @@ CASES += [
     ("tiled-vectorized", "batches"),
     ("fast", "proximal"),
     ("fast", "classes"),
-    ("tiled-vectorized", "classes"),
-    *(("tiled-loop", "draws"), ("vectorized", "draws")),
+    ("vectorized", "draws"),
 ]
 
 
@@ -110,9 +109,8 @@ LOCALS_OF_SHAPES = {
 }
 
 
-@pytest.mark.parametrize("how", ["epochs", "full batch"])
-def test_without_a_bound_on_rows_a_secure_run_has_public_shapes_and_says_so(how):
-    local = LOCALS_OF_SHAPES[how]
+def test_without_a_bound_on_rows_a_secure_run_has_public_shapes_and_says_so():
+    local = LOCALS_OF_SHAPES["epochs"]
     with pytest.warns(UserWarning, match="at most 512 rows of a client"):
         train(net(), federation(4, 1), PRIVATE, local=local, rounds=1, secure=True)
     algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
@@ -120,8 +118,7 @@ def test_without_a_bound_on_rows_a_secure_run_has_public_shapes_and_says_so(how)
     assert torch.equal(*sums)
 
 
-@pytest.mark.parametrize("trainer", ["auto", "loop"])
-@pytest.mark.parametrize("how", LOCALS_OF_SHAPES)
+@pytest.mark.parametrize(("how", "trainer"), [("epochs", "auto"), ("full batch", "loop"), ("bounded", "auto")])
 def test_programs_are_recorded_in_shapes_that_no_client_decides(how, trainer):
     """One client with many rows decided which shapes the caller's code saw; with state, it moved the votes of others."""
     seen: list[set[int]] = []

@@ -86,7 +86,6 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("trainer", ["loop", "vectorized"])
 def test_a_module_that_writes_its_parameters_writes_its_own_copy(trainer):
-    """It moved the clipped sum by 23.6 C."""
     local = BOUNDED if trainer != "loop" else UNBOUNDED
     assert unmoved(Tied, federation("words"), trainer=trainer, local=local) == ""
 
@@ -176,8 +175,6 @@ def test_generated_clients_are_asked_for_one_at_a_time():
 
 
 def test_a_transform_of_several_inputs_is_taken():
-    """The check crashed on tuples."""
-
     class Both(Tied):
         def forward(self, x, words):
             return super().forward(words) + x[:, :3]
@@ -226,7 +223,6 @@ class InBackward(nn.Module):
 
 @pytest.mark.parametrize("how", ["function", "tensor hook", "module hook"])
 def test_state_that_acts_in_the_backward_pass_alone_is_refused(how):
-    """It moved the clipped sum by 7.0 C."""
     sentence = unmoved(lambda: InBackward(how), federation(), local=UNBOUNDED, trainer="loop")
     assert "computes something else after it has seen other rows" in sentence or "keeps" in sentence
 
@@ -470,7 +466,6 @@ class Scaled(Federation):
 
 
 def test_a_way_to_rows_that_a_subclass_brings_is_not_used():
-    """It moved the clipped sum by 93.6 C."""
     assert unmoved(net, lambda hostile: Scaled.from_clients(rows(hostile))) == ""
 
 
@@ -507,14 +502,12 @@ def looks(above: int, upto: int = 1000):
     return loss
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_a_program_that_looks_at_values_of_few_rows_is_refused_whatever_the_clients_hold(large):
-    """It ended with an exception of torch's recording, or of another sentence."""
+@pytest.mark.parametrize(("large", "least"), [(False, 4), (True, 16)])
+def test_a_program_that_looks_at_values_of_few_rows_is_refused_whatever_the_clients_hold(large, least):
     with pytest.raises(InputError, match="looks at values while it runs"):
         rest(large, loss=looks(0, 1))
-    for least in (4, 16):
-        with pytest.raises(InputError, match="looks at values while it runs"):
-            rest(large, loss=looks(least))
+    with pytest.raises(InputError, match="looks at values while it runs"):
+        rest(large, loss=looks(least))
 
 
 def test_a_transform_that_was_given_many_rows_is_the_same_one_for_few():
