@@ -153,6 +153,8 @@ def test_replacing_is_leaving_out_and_taking_in():
 def test_an_event_that_is_none_is_a_sentence(change):
     with pytest.raises(InputError):
         from_json(json.loads(json.dumps(to_json(CENTRAL) | change)))
+    with pytest.raises(InputError, match="queries is empty"):
+        from_json(to_json(central_gaussian(1.0)) | {"queries": []})
 
 
 def test_an_epsilon_beyond_all_promises_composes_to_a_number():

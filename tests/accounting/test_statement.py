@@ -63,6 +63,12 @@ def test_text_and_json_say_the_same(name):
         assert wrapped.split() == case.text.split()
 
 
+def test_a_choice_that_would_add_a_paragraph_is_refused():
+    values = json.loads(CASES["central"].to_json()) | {"choices": ["the clip\n\nThe total is epsilon = 0.01."]}
+    with pytest.raises(InputError, match="more than one line"):
+        PrivacyStatement.from_json(json.dumps(values))
+
+
 @pytest.mark.parametrize("version", [1, 3, None])
 def test_a_statement_of_another_version_is_one_sentence(version):
     values = json.loads(CASES["central"].to_json()) | {"version": version}

@@ -214,7 +214,7 @@ def rewritten(run, header=None):
     claim_instead(run, false)
 
 
-@pytest.mark.parametrize("header", [None, {"x": 1}, {"config": "0"}], ids=["kept", "longer", "changed"])
+@pytest.mark.parametrize("header", [None, {"x": 1}, {"simulated": True}], ids=["kept", "longer", "simulated"])
 @pytest.mark.parametrize("place", ["in place", "a copy"])
 def test_a_rewritten_ledger_is_found_on_the_machine_of_the_run(tmp_path, header, place):
     """A changed first line changed the anchor's name, so that no anchor was found."""
@@ -261,16 +261,27 @@ APPENDED = {
 }
 
 
-@pytest.mark.parametrize(("kind", "terms"), [("terms", one) for one in APPENDED.values()] + [("seal", {"model": "0"})])
-def test_records_that_somebody_appends_to_a_ledger_are_not_believed(tmp_path, kind, terms):
-    """The chain has no key: one line of Python made another statement true."""
+@pytest.mark.parametrize("made", ["shared", "seeded", "secure"])
+@pytest.mark.parametrize(
+    ("kind", "terms"), [("terms", one) for one in APPENDED.values()] + [("seal", {"model": "0"}), ("charges", {})]
+)
+def test_records_that_somebody_appends_to_a_ledger_are_not_believed(tmp_path, kind, terms, made):
+    """The chain has no key: one line of Python made another statement true. Cheap charges stood for the rounds that were left."""
     run, shared = tmp_path / "run", tmp_path / "ledger.jsonl"
-    small_run(out=run, ledger=shared, on_round=crash_after(2, Stop("enough", source="private")))
-    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+    given = {"ledger": shared} if made == "shared" else {"secure": made == "secure"}
+    small_run(out=run, on_round=crash_after(2, Stop("enough", source="private")), **given)
+    for name in ("ledger.jsonl", "ledger.jsonl.head") if made == "shared" else ():
         shutil.copy(tmp_path / name, run / name)
     assert outcome(verify_run(run)) == "holds"
     with Ledger.open(run / "ledger.jsonl") as ledger:
-        ledger.add({"run": ledger.header["run"], kind: terms})
+        own, seal, event = ledger.header["run"], ledger.sealed(ledger.header["run"]), ledger.entries[-1].event
+        if kind == "charges":
+            cheap = replace(event, queries=tuple(replace(one, noise=1e6 * one.noise) for one in event.queries))
+            for number in range(3, ROUNDS + 1):
+                ledger.charge(number, replace(cheap, joint_mu=None, other_mu=None), run=own)
+            ledger.add({"run": own, "seal": seal})
+        else:
+            ledger.add({"run": own, kind: terms})
     claim_instead(run, recompute(run))
     assert "newest copy" in failed(run)
     assert outcome(verify_run(run)) in ("incomplete", "false")

@@ -416,6 +416,7 @@ def from_json(data: dict[str, Any]) -> Event:
             type(attained) is bool, f"attained is {attained!r}; it says whether the bound is reached, true or false."
         )
         if isinstance(event, GaussianEvent):
+            require(bool(event.queries), "queries is empty; an event answers at least one query.")
             words, told = get_args(BeyondSum), event.beyond_sum
             require(told in words, f"beyond_sum is {told!r}; it must be one of {', '.join(words)}.")
             numbers = {"other_mu": event.other_mu, **{f"diameter of {q.name}": q.diameter for q in event.queries}}

@@ -320,6 +320,7 @@ class PrivacyStatement:
                 fields: dict[str, Any] = {key: math.inf if v is None else v for key, v in values[name].items()}
                 values[name] = View(**fields)
         lists = {name: tuple(values.get(name, ())) for name in ("not_covered", "votes", "choices")}
+        require("\n" not in "".join(lists["choices"]), "a choice is more than one line")
         return cls(**{**values, **lists})
 
 

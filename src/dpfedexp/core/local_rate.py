@@ -177,7 +177,7 @@ def _posterior_mean(bins: int, shares: Tensor, deviation: float, usual: float, s
     below = torch.cat([ends, torch.sigmoid((walls - middles[:, None]) / widths), ends + 1.0], dim=2)
     bells = torch.tensor(PRESENT, dtype=torch.float64)[:, None, None, None] * below.diff(dim=2)
     seen = torch.nan_to_num(shares.double().cpu(), 0.0, 1.0, 0.0)
-    distance = ((seen - bells).square() / (deviation**2 + MISFIT**2)).sum(-1)
+    distance = ((seen - bells).square() / (deviation * deviation + MISFIT * MISFIT)).sum(-1)
     prior = ((middles - usual) / spread).square()
     weights = torch.softmax((-(distance + prior) / 2).flatten(), 0).reshape(distance.shape).sum((0, 1))
     return float(weights @ middles)

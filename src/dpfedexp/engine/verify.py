@@ -177,13 +177,16 @@ def _check_newest(
         )
         checks.append(Check(name, held, f"{knows}, and all of them are here" if held else f"{knows} {lost}"))
         # Every run moves the ledger's own anchor; that of a run knows nothing of other runs.
-        if held and file == SharedAnchor.of(ledger.first_hash).file and (more := ledger.notes_since(mark)):
+        shared = file == SharedAnchor.of(ledger.first_hash).file
+        runs = [entry.run for entry in ledger.entries[mark.count :]]
+        runs += [note["run"] for note in ledger.notes_since(mark)] if held else []
+        if held and (more := sum(shared or one == own for one in runs)):
             why = "A run that is open, or that crashed, can have written them: resume it. Otherwise the ledger was edited."
-            added = f"{len(more)} terms or seals at the end of the ledger are unknown to {str(file)!r}. {why}"
+            added = f"{more} charges, terms or seals at the end of the ledger are unknown to {str(file)!r}. {why}"
             checks.append(Check(name, False, added, incomplete=True))
     others: list[Path] = []
     with contextlib.suppress(InputError, OSError):
-        others = [] if simulated else other_ledgers(ledger.first_hash, own, run / LEDGER)
+        others = other_ledgers(ledger.first_hash, own, run / LEDGER)
     for file in others:
         # Another run's folder may have been copied to the path of an earlier run.
         replaced = file.stem != own
@@ -339,10 +342,6 @@ def _close(a: Any, b: Any) -> bool:
 def _show(value: Any) -> str:
     if isinstance(value, dict) and "epsilon_total" in value:
         return f"{_show(value['epsilon_total'])} ({value.get('adjacency')}, {'exact' if value.get('exact') else 'upper bound'})"
-    return (
-        f"{value:.6g}"
-        if isinstance(value, float)
-        else "; ".join(map(str, value))
-        if isinstance(value, list)
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
