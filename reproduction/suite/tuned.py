@@ -78,9 +78,10 @@ class Pair:
 
     Attributes:
         reached: by `fit`, seed by seed.
-        grid: what each rival reached on average, over the seeds that it was run with.
+        grid: what each rival reached on average, over the seeds that all of them have.
         best: the setting of the best of them, in words.
         seeds: how many seeds the rivals were run with; only these count for the comparison.
+        rivals: how many settings there are, of which `grid` may lack some.
     """
 
     problem: Problem
@@ -89,6 +90,7 @@ class Pair:
     grid: tuple[float, ...]
     best: str
     seeds: int
+    rivals: int
 
     @property
     def best_value(self) -> float:
@@ -111,24 +113,26 @@ class Pair:
 
     def show(self) -> list[str]:
         lost = f"{self.lost:+.2f}" if self.problem.higher_is_better else f"{2 * self.lost:+.1f}%"
-        rival = f"{number(self.best_value, self.problem)} [{self.best}]"
+        few = "" if len(self.grid) == self.rivals else f", best of {len(self.grid)}"
+        rival = f"{number(self.best_value, self.problem)} [{self.best}]{few}"
         marked = f"{lost} {table.MARK}" if not self.lost <= table.POINTS else lost
         reached = ", ".join(number(one, self.problem) for one in self.reached)
         return [self.problem.name, f"{self.epsilon:g}", reached, rival, marked]
 
 
 def pair(problem: Problem, epsilon: float, seeds: int, lookup: Lookup) -> Pair | None:
-    """None where `fit` or a rival is not recorded. Rivals count with the seeds that all of them have."""
+    """None where `fit` or most rivals are not recorded. Rivals count with the seeds that all of them have."""
     reached = table.values(fits(problem, epsilon, seeds), lookup)
-    grid = [(runs[0], table.values(runs, lookup)) for runs in rivals(problem, epsilon, seeds)]
-    common = min([len(reached), *(len(found) for _, found in grid)])
-    if common == 0:
+    settings = [(runs[0], table.values(runs, lookup)) for runs in rivals(problem, epsilon, seeds)]
+    grid = [(run, found) for run, found in settings if found]
+    if not reached or 2 * len(grid) <= len(settings):
         return None
+    common = min([len(reached), *(len(found) for _, found in grid)])
     means = [fmean(found[:common]) for _, found in grid]
     sign = 1.0 if problem.higher_is_better else -1.0
     best = grid[max(range(len(means)), key=lambda at: sign * means[at])][0]
     words = f"{CONTENDERS[best.contender_name].label.removesuffix(', tuned')}, {best.lr:g}, {best.server_rate or 1:g}"
-    return Pair(problem, epsilon, reached, tuple(means), words, common)
+    return Pair(problem, epsilon, reached, tuple(means), words, common, len(settings))
 
 
 def section(half: str, pairs: Sequence[Pair], command: str) -> Section:
@@ -158,7 +162,8 @@ def section(half: str, pairs: Sequence[Pair], command: str) -> Section:
         [
             "A row is a problem at an ε. The rival is the best of 20 settings, chosen on the test data: DP-FedAvg at the server "
             "rates 1, 2 and 4 and safe DP-FedEXP, each at five local rates. What `fit` loses is measured on the seeds that the "
-            f"rivals have: {_seeds(pairs)}. A loss of more than 1 point of accuracy or 2% of the loss has a {table.MARK}. A run "
+            f"rivals have: {_seeds(pairs)}. A row says where fewer settings were run. A loss of more than 1 point of accuracy or "
+            f"2% of the loss has a {table.MARK}. A run "
             "collapses if it ends with half of the best accuracy or less, or with twice the best loss or more. The problems of a "
             "half are in `reproduction/suite/split.toml`; one without its data is left out."
         ],

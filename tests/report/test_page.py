@@ -42,7 +42,7 @@ class Checker(HTMLParser):
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
+def without_figures(monkeypatch):
     """Without the files of the figures, which take longer than all the rest."""
     monkeypatch.setattr("dpfedexp.report.page.draw", lambda chart, folder: [])
 
@@ -73,7 +73,7 @@ def test_a_run(tmp_path):
     assert 'href="run.png"' in text
 
 
-def test_a_run_that_was_cut_off_has_a_page_and_says_so(tmp_path, undrawn):
+def test_a_run_that_was_cut_off_has_a_page_and_says_so(tmp_path, without_figures):
     folder = write_run(tmp_path / "run")
     for name in ("privacy.txt", "privacy.json", "run.json"):
         (folder / name).unlink()
@@ -84,7 +84,7 @@ def test_a_run_that_was_cut_off_has_a_page_and_says_so(tmp_path, undrawn):
     assert "6 rounds" in text
 
 
-def test_evil_text_is_in_the_page_as_text(tmp_path, undrawn):
+def test_evil_text_is_in_the_page_as_text(tmp_path, without_figures):
     folder = write_run(tmp_path / "<img src=x onerror=alert(1)>")
     (folder / "metrics.jsonl").write_text(json.dumps({"round": 1, EVIL: 1.0}) + "\n")
     text, checker = check(report(folder))
@@ -116,7 +116,7 @@ def test_the_paper_in_its_own_order(tmp_path):
     assert "[algorithm]" in text
 
 
-def test_a_run_of_one_round_without_metrics_has_a_page(tmp_path, undrawn):
+def test_a_run_of_one_round_without_metrics_has_a_page(tmp_path, without_figures):
     """Nothing varies over one round, so there is no chart; that was a division by zero."""
     folder = write_run(tmp_path / "sweep" / "run", rounds=1)
     (folder / "metrics.jsonl").write_text('{"round": 1, "eta_g": -0.0, "clip": 0.3, "epsilon_total": 1.0}\n')
@@ -126,7 +126,7 @@ def test_a_run_of_one_round_without_metrics_has_a_page(tmp_path, undrawn):
     assert "data-panel=" in check(report(tmp_path / "sweep"))[0]
 
 
-def test_pages_and_figures_can_be_compared_by_their_bytes(tmp_path, undrawn):
+def test_pages_and_figures_can_be_compared_by_their_bytes(tmp_path, without_figures):
     folder = write_paper(tmp_path / "paper", "synthetic")
     assert report(folder).read_bytes() == report(folder).read_bytes()
     line = Series("a", [1, 10], [1.0, 2.0], [0.5, 1.0], [2.0, 3.0])
@@ -165,7 +165,7 @@ def test_the_clips_count_is_no_metric_on_a_page_or_in_the_bar_and_other_votes_ar
     assert show(record) == "noisy_mean_loss 0.25  η_g 1.00  ε 2.000"
 
 
-def test_a_run_whose_numbers_were_lost_looks_failed(tmp_path, undrawn):
+def test_a_run_whose_numbers_were_lost_looks_failed(tmp_path, without_figures):
     folder = write_run(tmp_path / "sweep" / "run")
     assert 'class="failed"' not in check(report(folder))[0]
     with (folder / "metrics.jsonl").open("a") as file:
