@@ -68,8 +68,8 @@ def _compose(counts: tuple[tuple[Event, int], ...], delta: float) -> Guarantee:
         return Guarantee(math.inf, delta, adjacency, setting, NOT_PRIVATE, exact=True)
     gaussian = [(event, n) for event, n in counts if isinstance(event, GaussianEvent)]
     reports = [(event, n) for event, n in counts if isinstance(event, PrivUnitEvent | PureEvent)]
-    pure = privunit.pure_epsilon(reports)
     if not gaussian:
+        pure = privunit.pure_epsilon(reports)
         epsilon, accountant = privunit.epsilon(reports, delta)
         # At δ = 0 the sum is exact too: every report can reach its ε at once.
         exact = accountant == privunit.EXACT or (delta == 0.0 and all(event.exact for event, _ in reports))
@@ -78,7 +78,8 @@ def _compose(counts: tuple[tuple[Event, int], ...], delta: float) -> Guarantee:
     if not reports:
         return Guarantee(epsilon, delta, adjacency, setting, accountant, mu=mu, exact=accountant == GAUSSIAN)
     if mu is None:
-        return Guarantee(epsilon + pure, delta, adjacency, setting, f"{accountant} + {privunit.PURE}")
+        epsilon += privunit.pure_epsilon(reports)
+        return Guarantee(epsilon, delta, adjacency, setting, f"{accountant} + {privunit.PURE}")
     epsilon, composition = privunit.epsilon_with_gaussian(reports, mu, delta)
     return Guarantee(epsilon, delta, adjacency, setting, f"{GAUSSIAN_BOUND} + {composition.removeprefix('exact ')}")
 

@@ -24,6 +24,8 @@ LATER = (SCALE, CANDIDATE, EVALUATION)
 """The requests that come after the first round."""
 MOST_CANDIDATES = 8
 """The largest number of candidates of a tournament."""
+BINS = {RATE: len(RATES), CLIP: len(RADII), SCALE: len(SCALES), CANDIDATE: MOST_CANDIDATES, EVALUATION: WIDTH}
+"""The number of bins of each vote."""
 CANDIDATE_SHARE = 0.01
 """The cost of a vote on the best candidate, as a share of μ² of the rounds: half a percent more noise in the updates."""
 EVALUATION_SHARE = 0.019
@@ -84,12 +86,6 @@ def bin_answers(places: Tensor, bins: int) -> Tensor:
     rows = torch.zeros(len(places), bins + 1, device=places.device)
     rows[torch.arange(len(places), device=places.device), places] = MAX_SHARE
     return rows[:, 1:]
-
-
-def bin_count(purpose: str) -> int:
-    """Return the number of bins of a request; 0 for an update."""
-    bins = {RATE: len(RATES), CLIP: len(RADII), SCALE: len(SCALES), CANDIDATE: MOST_CANDIDATES, EVALUATION: WIDTH}
-    return bins.get(purpose, 0)
 
 
 def extra_releases(

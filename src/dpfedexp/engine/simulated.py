@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.algorithms.probe import CANDIDATE, CLIP, SCALE, UPDATE, bin_answers, bin_count
+from dpfedexp.algorithms.probe import BINS, CANDIDATE, CLIP, SCALE, UPDATE, bin_answers
 from dpfedexp.algorithms.round import Participation
 from dpfedexp.core.client_metrics import EVALUATION, WIDTH
 from dpfedexp.core.clipping import clip, row_norms
@@ -154,7 +154,7 @@ class Simulation(Cohort):
             check_state()
         if check_model is not None:
             check_model(last=True)
-        width = bin_count(request.purpose) or mechanism.width(len(w))
+        width = BINS.get(request.purpose) or mechanism.width(len(w))
         zero = Sums.zero(width, self.task.device, len(mechanism.votes))
         return Answer(sums or zero, {}, controls, true_squares)
 
@@ -197,7 +197,7 @@ class Simulation(Cohort):
 
     def best_candidates(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
         """Answers to a vote on candidates: ½ in the bin of the released model with the lowest loss on the client's rows."""
-        losses = torch.full((len(clients), bin_count(CANDIDATE)), math.inf, device=w.device)
+        losses = torch.full((len(clients), BINS[CANDIDATE]), math.inf, device=w.device)
         for number, player in request.state.players.items():
             own, model = self.candidates[number], player.reported.float().to(w.device)
 
@@ -206,7 +206,7 @@ class Simulation(Cohort):
 
             losses[:, number] = own._of_holders(loss, clients, 1, w.device, fill=math.inf)[: len(clients), 0]
         holds = (self.task.clients.sizes[clients] > 0).to(losses.device) & losses.isfinite().any(1)
-        rows = bin_answers(torch.where(holds, losses.argmin(1) + 1, 0), bin_count(CANDIDATE))
+        rows = bin_answers(torch.where(holds, losses.argmin(1) + 1, 0), BINS[CANDIDATE])
         return pad(rows, (0, 0, 0, -len(rows) % self.unit)) if self.unit else rows
 
     def measurements(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
@@ -265,9 +265,9 @@ class Simulation(Cohort):
                 found = best_rates(
                     loss_before, sizes, lambda rates: self.loss_after(w, trained(who, rates), who, BEFORE)
                 )
-            return bin_answers(found.to(w.device), bin_count(request.purpose))
+            return bin_answers(found.to(w.device), BINS[request.purpose])
 
-        return self._of_holders(answers, clients, bin_count(request.purpose), w.device)
+        return self._of_holders(answers, clients, BINS[request.purpose], w.device)
 
     def _of_holders(
         self,

@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms.probe import CANDIDATE, SCALE, UPDATE, bin_count
+from dpfedexp.algorithms.probe import BINS, CANDIDATE, SCALE, UPDATE
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.modules import Layout
 from dpfedexp.core.noise import Noise, Words
@@ -322,7 +322,7 @@ class FlowerCohort(Cohort):
 
     def _width(self, request: Request) -> int:
         """The length of a report's vector."""
-        return bin_count(request.purpose) or request.mechanism.width(self.layouts[request.state.candidate].dimension)
+        return BINS.get(request.purpose) or request.mechanism.width(self.layouts[request.state.candidate].dimension)
 
     def _shown(self, mechanism: Mechanism, counts: ReplyCounts) -> dict[str, int]:
         return counts.shown() if mechanism.counts_are_public(self.sampling) else {}

@@ -21,7 +21,7 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from torch import Tensor
 
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms.probe import CLIP, LATER, MOST_CANDIDATES, RATE, UPDATE, bin_count
+from dpfedexp.algorithms.probe import BINS, CLIP, LATER, MOST_CANDIDATES, RATE, UPDATE
 from dpfedexp.core.clipping import row_norms
 from dpfedexp.core.modules import Layout
 from dpfedexp.core.sums import MAX_SHARE, Sums
@@ -161,7 +161,7 @@ class NodeRequest:
 
     def shape(self, dimension: int) -> tuple[int, int]:
         """The shape of the rows that the node's clients answer with, before clipping: updates, votes in bins, or metrics."""
-        return self.size, bin_count(self.purpose) or dimension
+        return self.size, BINS.get(self.purpose) or dimension
 
     def to_record(self) -> ConfigRecord:
         same = {name: getattr(self, name) for name in (*_WHOLE, "nonce", "purpose")}

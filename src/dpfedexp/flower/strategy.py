@@ -22,7 +22,7 @@ from dpfedexp.algorithms.round import Full, Poisson, State
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.losses import Loss
-from dpfedexp.core.noise import ChaChaNoise, Noise
+from dpfedexp.core.noise import ChaChaNoise, SystemStreams
 from dpfedexp.engine.checkpoint import load
 from dpfedexp.engine.engine import ClientEvaluation, Engine
 from dpfedexp.engine.fit import FIT_ROUNDS, describe_choices, with_choices
@@ -54,16 +54,6 @@ FIXED_NUMBER = (
 WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
 
 
-class FreshNoise:
-    """The noise of a deployment: `make` creates a new source for every purpose and round."""
-
-    def __init__(self, make: Callable[[], Noise]) -> None:
-        self.make = make
-
-    def at(self, purpose: str, round: int) -> Noise:
-        return self.make()
-
-
 @checked(hints={"resume": "the same folder: an interrupted run goes on there"})
 class DpFedExp(Strategy):
     """A Flower strategy for differentially private training. The guarantee holds for any replies, also missing ones.
@@ -80,7 +70,7 @@ class DpFedExp(Strategy):
         budget: stop before the round that would raise ε above this value.
         node_timeout: seconds to wait for nodes before a round.
         local: the local optimizer, for DP-SCAFFOLD's control variates and an automatic rate.
-        noise: creates a new noise source per purpose; the default uses the operating system.
+        noise: creates the source of noise; the default uses the operating system.
         nodes: a file with the public keys of the participating nodes, one per line (`access.py`): no other node is ever
             asked, and a resumed run needs the same list.
         on_round: callbacks, called with every completed round's record, as in `train`.
@@ -109,7 +99,7 @@ class DpFedExp(Strategy):
         budget: float | None = None,
         node_timeout: float = 300.0,
         local: LocalOptimizer | None = None,
-        noise: Callable[[], Noise] = ChaChaNoise,
+        noise: Callable[[], ChaChaNoise] = ChaChaNoise,
         nodes: Path | str | None = None,
         on_round: OnRound | Sequence[OnRound] | None = None,
         evaluate: str = "",
@@ -211,7 +201,7 @@ class DpFedExp(Strategy):
                 self.clients,
                 kind(grid, layouts, *given, self.clients_per_node, self.tau_eta_l, config),
                 start=w,
-                noise=FreshNoise(self.noise),
+                noise=SystemStreams(self.noise()),
                 tau_eta_l=self.tau_eta_l,
                 probe=probe,
                 evaluation=evaluation,

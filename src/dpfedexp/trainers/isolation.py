@@ -100,12 +100,8 @@ def check_rows(task: Task) -> None:
 
 def make_state_check(task: Task, clients: SyntheticClients, *, isolated: bool) -> StateCheck:
     """Record the allowed state of a module on synthetic batches; raises `InputError` if training leaves state behind."""
-
-    def losses(module: nn.Module, x: Inputs, y: Tensor) -> Tensor:
-        return task.loss(call(module, x), y)
-
     try:
-        return StateCheck.over(task.model, losses, _batches(task, clients))
+        return StateCheck.over(task.model, task.loss, _batches(task, clients))
     except InputError:
         raise
     except Exception as error:
@@ -117,7 +113,7 @@ def make_state_check(task: Task, clients: SyntheticClients, *, isolated: bool) -
     some = holders[torch.arange(3) % len(holders)]
     last = (task.clients.sizes[some] - 1)[:, None]
     real = _by_client(*task.gather(some, torch.cat([torch.zeros_like(last), last], dim=1)))
-    return StateCheck.over(task.model, losses, real)
+    return StateCheck.over(task.model, task.loss, real)
 
 
 def _by_client(x: Inputs, y: Tensor) -> tuple[tuple[Inputs, Tensor], ...]:

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfedexp.core.modules import Inputs
+from dpfedexp.core.losses import Loss
+from dpfedexp.core.modules import Inputs, call
 from dpfedexp.errors import InputError
 from dpfedexp.trainers.draws import seeded_generators
 
 Batch = tuple[Inputs, Tensor]
-Losses = Callable[[nn.Module, Inputs, Tensor], Tensor]
 ModuleState = dict[str, Any]
 _MACHINERY = frozenset(
     {"training", "_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "_flat_weights"}
@@ -98,18 +98,18 @@ class StateCheck:
     before: ModuleState
     cached: ModuleState
     derived: frozenset[str]
-    losses: Losses
+    loss: Loss
     probe: Batch
     answer: Tensor
 
     @classmethod
-    def over(cls, model: nn.Module, losses: Losses, batches: tuple[Batch, ...]) -> Self:
+    def over(cls, model: nn.Module, loss: Loss, batches: tuple[Batch, ...]) -> Self:
         """Build the check from passes of copies over three synthetic batches of one shape; raises `InputError` if state stays."""
         one, other = copy.deepcopy(model), copy.deepcopy(model)
         before = _kept(state_of(model))
 
         def see(module: nn.Module, batch: Batch) -> ModuleState:
-            losses(module, *batch).sum().backward()
+            _losses(module, loss, batch).sum().backward()
             return _kept(state_of(module))
 
         cached, apart = see(one, batches[0]), see(other, batches[1])
@@ -119,11 +119,11 @@ class StateCheck:
             raise _refusal(model, changed[0])
         derived = {name for name, value in state_of(one).items() if isinstance(value, Tensor) and value.requires_grad}
         # The first pass fills caches; the losses of the second must not change after the module has seen another batch.
-        _answer(other, losses, batches[0])
-        answer = _answer(other, losses, batches[0]).cpu()
-        state_check = cls(before, cached, frozenset(derived), losses, batches[0], answer)
-        _answer(other, losses, batches[2])
-        state_check._judge(_answer(other, losses, batches[0]))
+        _answer(other, loss, batches[0])
+        answer = _answer(other, loss, batches[0]).cpu()
+        state_check = cls(before, cached, frozenset(derived), loss, batches[0], answer)
+        _answer(other, loss, batches[2])
+        state_check._judge(_answer(other, loss, batches[0]))
         return state_check
 
     def look(self, model: nn.Module) -> Callable[[], None]:
@@ -133,7 +133,7 @@ class StateCheck:
         # Compared before the module runs again: what it writes then would overwrite what clients left.
         states = (self.before, self.cached)
         found = {name: [_unlike(now.get(name), then.get(name)) for then in states] for name in names}
-        answer = _answer(model, self.losses, self.probe)
+        answer = _answer(model, self.loss, self.probe)
 
         def judge() -> None:
             changed = next((name for name, unlike in found.items() if all(map(bool, unlike))), None)
@@ -152,9 +152,13 @@ class StateCheck:
             )
 
 
-def _answer(model: nn.Module, losses: Losses, batch: Batch) -> Tensor:
+def _losses(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
+    return loss(call(model, batch[0]), batch[1])
+
+
+def _answer(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
     with torch.no_grad(), seeded_generators(batch[1].device):
-        return losses(model, *batch).detach().double()
+        return _losses(model, loss, batch).double()
 
 
 def _refusal(model: nn.Module, name: str) -> InputError:
