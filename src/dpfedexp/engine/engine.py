@@ -160,9 +160,6 @@ class ClientEvaluation:
     every: int
     held_out: float = 0.0
 
-    def due(self, number: int, rounds: int) -> bool:
-        return evaluation_is_due(number, self.every, rounds)
-
 
 @dataclass(frozen=True)
 class Tournament:
