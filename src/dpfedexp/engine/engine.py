@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from dpfedexp.algorithms.round import LargerCohort, Participation, State, advanc
 from dpfedexp.core import local_rate, step_size
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise import Noise, Streams, SystemStreams
 from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import MAX_SHARE, Sums
 from dpfedexp.errors import LedgerError, RoundFailed, require
@@ -187,12 +187,6 @@ class Tournament:
         return min([players, *(stay for last, stay in self.phases if last <= round)])
 
 
-class NoiseSources(Protocol):
-    """The source of noise: the run's seed, or the operating system."""
-
-    def at(self, purpose: str, round: int) -> Noise: ...
-
-
 @dataclass(frozen=True)
 class RoundResult:
     """The results of one round. All fields are released or public, except those whose names start with `nonprivate_`."""
@@ -246,7 +240,7 @@ class Engine:
     population: int
     cohort: Cohort
     start: Tensor
-    noise: NoiseSources
+    noise: Streams | SystemStreams
     seed: int | None = None
     tau_eta_l: float | None = None
     probe: Probe | None = None
@@ -653,7 +647,6 @@ def evaluations_left(every: int, rounds: int, ledger: Ledger, run: str) -> int:
     return len(due - evaluated(ledger, run))
 
 
-CPU = torch.device("cpu")
 LONG = 2**13
 """Smallest number of draws for which a thread is worth its cost."""
 
@@ -671,7 +664,7 @@ class PrefetchedNoise:
         server = torch.zeros(1, dtype=torch.int64)
         thread = ThreadPoolExecutor(1, "noise")
         self.drawn: Future[Tensor] | None = thread.submit(
-            lambda: room.copy_(noise.normal(server, width, CPU, torch.float64))
+            lambda: room.copy_(noise.normal(server, width, room.device, torch.float64))
         )
         thread.shutdown(wait=False)
 
