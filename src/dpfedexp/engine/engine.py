@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -182,9 +183,10 @@ class Tournament:
     vote: Mechanism
     follows: Mapping[int, tuple[int, float]] = field(default_factory=dict)
 
-    def staying(self, round: int, players: int) -> int:
-        """The number of candidates that stay after this round."""
-        return min([players, *(stay for last, stay in self.phases if last <= round)])
+
+def staying(phases: Sequence[tuple[int, int]], round: int, players: int) -> int:
+    """The number of `players` that stay after this round, by the `phases` of a `Tournament`."""
+    return min([players, *(stay for last, stay in phases if last <= round)])
 
 
 @dataclass(frozen=True)
@@ -436,7 +438,7 @@ class Engine:
         Each vote is charged before its release, and `save` is called after it, so that no vote is held twice.
         """
         tournament, players = self.tournament, state.players
-        if tournament is not None and (stay := tournament.staying(state.round, len(players))) < len(players):
+        if tournament is not None and (stay := staying(tournament.phases, state.round, len(players))) < len(players):
             shares, _ = self._vote(CANDIDATE, tournament.vote, state, ledger, budget)
             order = sorted(players, key=lambda number: float(shares[number]), reverse=True)[:stay]
             best, *others = (self.playing(number).with_new_steps(players[number]) for number in order)
@@ -525,14 +527,9 @@ class Engine:
         probes = [engine.probe for engine in engines if engine.probe is not None]
         found: list[tuple[Event, tuple[int, ...]]] = []
         if probes:
-            most = len(probes)
-            staying = {
-                n: most if tournament is None else min(most, tournament.staying(n, len(engines)))
-                for n in probes[0].scale_rounds
-            }
-            found.append(
-                (probes[0].scale.event(self.sampling), tuple(n for n, many in staying.items() for _ in range(many)))
-            )
+            phases = () if tournament is None else tournament.phases
+            numbers = [[n] * staying(phases, n, len(probes)) for n in probes[0].scale_rounds]
+            found.append((probes[0].scale.event(self.sampling), tuple(chain(*numbers))))
         if tournament is not None:
             found.append((tournament.vote.event(self.sampling), tuple(number for number, _ in tournament.phases)))
         return found
