@@ -446,12 +446,14 @@ class Engine:
             save(state)
         for number, player in state.players.items():
             engine = self.playing(number)
-            for purpose in engine._pending(player):
+            if (probe := engine.probe) is None:
+                continue
+            for purpose in engine._pending(probe, player):
                 if purpose != SCALE and tournament is not None and number in tournament.follows:
                     leader, factor = tournament.follows[number]
                     player = _following(player, state.players[leader], factor)
                 else:
-                    player = engine._voted(purpose, engine.probe, player, ledger, budget)
+                    player = engine._voted(purpose, probe, player, ledger, budget)
                 state = _with(state, player)
                 save(state)
         return state
@@ -460,10 +462,8 @@ class Engine:
         """The state with the step-size rule reset: its memory is from another rate, or from the noise of a smaller group."""
         return replace(state, memory={**state.memory, **initial_memory(self.algorithm.rule, state.w)})
 
-    def _voted(self, purpose: str, probe: Probe | None, state: State, ledger: Ledger, budget: Budget | None) -> State:
+    def _voted(self, purpose: str, probe: Probe, state: State, ledger: Ledger, budget: Budget | None) -> State:
         """Hold one vote; return the state with its result: the local rate, the rate's scale, or the first clip."""
-        if probe is None:
-            return state
         shake = self._shake(state, probe.rounds) if purpose == SCALE else 0.0
         found = self._vote(purpose, probe.mechanism(purpose), state, ledger, budget, shake)
         if purpose == SCALE:
@@ -498,10 +498,8 @@ class Engine:
         """The votes before the first round; the first clip is voted on only if it adapts."""
         return (RATE, CLIP) if isinstance(self.algorithm.clip, AdaptiveClip) else (RATE,)
 
-    def _pending(self, state: State) -> tuple[str, ...]:
-        if self.probe is None:
-            return ()
-        due = sum(number <= state.round for number in self.probe.scale_rounds) - int(state.memory[RESCALED])
+    def _pending(self, probe: Probe, state: State) -> tuple[str, ...]:
+        due = sum(number <= state.round for number in probe.scale_rounds) - int(state.memory[RESCALED])
         return (*self._votes[len(self._votes) - int(state.memory[PENDING]) :], *([SCALE] * due))
 
     def answers_left(self, state: State, rounds: int, ledger: Ledger, run: str = "") -> list[Event]:
@@ -510,9 +508,9 @@ class Engine:
         follows = {} if self.tournament is None else self.tournament.follows
         for number, player in state.players.items():
             engine = self.playing(number)
-            if engine.probe is not None and number not in follows:
-                before = [purpose for purpose in engine._pending(player) if purpose != SCALE]
-                left += [engine.probe.mechanism(purpose).event(self.sampling) for purpose in before]
+            if (probe := engine.probe) is not None and number not in follows:
+                before = [purpose for purpose in engine._pending(probe, player) if purpose != SCALE]
+                left += [probe.mechanism(purpose).event(self.sampling) for purpose in before]
         for event, numbers in self.later_votes():
             left += [event] * votes_left(event, numbers, ledger, run or self.run)
         if (evaluation := self.evaluation) is not None:
