@@ -138,8 +138,7 @@ class ClientMetrics:
             found, wanted = match_shapes("binary", outputs, targets)
             right = ((found > traits.threshold) == (wanted > 0.5)) & found.isfinite()
             return right.float().reshape(len(targets), -1).mean(1)
-        at = class_dimension(outputs, targets, second=traits.second)
-        at = 1 if at is None else at
+        at = class_dimension(outputs, targets, second=traits.second) or 1
         right = ((outputs.argmax(at) == targets) & outputs.isfinite().all(at)).reshape(len(targets), -1).float()
         counted = (targets != traits.ignored).reshape(len(targets), -1).float()
         return (right * counted).sum(1) / counted.sum(1).clamp_min(1.0)
