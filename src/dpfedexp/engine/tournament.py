@@ -133,11 +133,8 @@ def compared(
 ) -> tuple[Engine, str | None]:
     """Build the engine of a run that chooses one of the candidates; also return a note for the user, or None.
 
-    Args:
-        candidates: the candidates to compare.
-        local: the local optimizer of candidates without their own.
-        rounds: the number of rounds of the whole run.
-        prepared: maps a candidate and the extra votes of the run to its engine and a note.
+    `local` is for candidates without their own optimizer; `prepared` maps a candidate and the extra votes of the run to its engine
+    and a note.
     """
     phases, follows, extras = plan_comparison(candidates, local, rounds)
     engines: list[Engine] = []
