@@ -300,7 +300,7 @@ class Engine:
         if purpose == EVALUATION and self.evaluation is not None:
             return self.evaluation.mechanism
         if purpose in (RATE, CLIP, SCALE) and self.probe is not None:
-            return self.probe.mechanism(purpose)
+            return self.probe.mechanisms[purpose]
         return self.mechanism.at_radius(radius)
 
     def begin(self) -> State:
@@ -465,7 +465,7 @@ class Engine:
     def _voted(self, purpose: str, probe: Probe, state: State, ledger: Ledger, budget: Budget | None) -> State:
         """Hold one vote; return the state with its result: the local rate, the rate's scale, or the first clip."""
         shake = self._shake(state, probe.rounds) if purpose == SCALE else 0.0
-        found = self._vote(purpose, probe.mechanism(purpose), state, ledger, budget, shake)
+        found = self._vote(purpose, probe.mechanisms[purpose], state, ledger, budget, shake)
         if purpose == SCALE:
             return self._scaled(state, local_rate.rescaled(*found))
         memory = {**state.memory, PENDING: state.memory[PENDING] - 1}
@@ -510,7 +510,7 @@ class Engine:
             engine = self.playing(number)
             if (probe := engine.probe) is not None and number not in follows:
                 before = [purpose for purpose in engine._pending(probe, player) if purpose != SCALE]
-                left += [probe.mechanism(purpose).event(self.sampling) for purpose in before]
+                left += [probe.mechanisms[purpose].event(self.sampling) for purpose in before]
         for event, numbers in self.later_votes():
             left += [event] * votes_left(event, numbers, ledger, run or self.run)
         if (evaluation := self.evaluation) is not None:
@@ -527,7 +527,7 @@ class Engine:
         if probes:
             phases = () if tournament is None else tournament.phases
             numbers = [[n] * staying(phases, n, len(probes)) for n in probes[0].scale_rounds]
-            found.append((probes[0].scale.event(self.sampling), tuple(chain(*numbers))))
+            found.append((probes[0].mechanisms[SCALE].event(self.sampling), tuple(chain(*numbers))))
         if tournament is not None:
             found.append((tournament.vote.event(self.sampling), tuple(number for number, _ in tournament.phases)))
         return found
