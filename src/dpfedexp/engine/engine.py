@@ -439,7 +439,7 @@ class Engine:
         """
         tournament, players = self.tournament, state.players
         if tournament is not None and (stay := staying(tournament.phases, state.round, len(players))) < len(players):
-            shares, _ = self._vote(CANDIDATE, tournament.vote, state, ledger, budget)
+            shares, _ = self._vote(CANDIDATE, state, ledger, budget)
             order = sorted(players, key=lambda number: float(shares[number]), reverse=True)[:stay]
             best, *others = (self.playing(number).with_new_steps(players[number]) for number in order)
             state = replace(best, rivals={one.candidate: one for one in sorted(others, key=lambda one: one.candidate)})
@@ -465,16 +465,15 @@ class Engine:
     def _voted(self, purpose: str, probe: Probe, state: State, ledger: Ledger, budget: Budget | None) -> State:
         """Hold one vote; return the state with its result: the local rate, the rate's scale, or the first clip."""
         shake = self._shake(state, probe.rounds) if purpose == SCALE else 0.0
-        found = self._vote(purpose, probe.mechanisms[purpose], state, ledger, budget, shake)
+        found = self._vote(purpose, state, ledger, budget, shake)
         if purpose == SCALE:
             return self._scaled(state, local_rate.rescaled(*found))
         memory = {**state.memory, PENDING: state.memory[PENDING] - 1}
         if purpose == RATE:
             rate = local_rate.first_rate(local_rate.rate_from_votes(*found), self._noise_share(state))
             memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], rate)
-        return replace(
-            state, memory=memory, radius=local_rate.clip_from_votes(*found) if purpose == CLIP else state.radius
-        )
+        radius = local_rate.clip_from_votes(*found) if purpose == CLIP else state.radius
+        return replace(state, memory=memory, radius=radius)
 
     def _scaled(self, state: State, factor: float) -> State:
         """The state as if rounds since the anchor had moved `factor` times as far; the rate and an adaptive clip are scaled too."""
@@ -542,15 +541,10 @@ class Engine:
         return found
 
     def _vote(
-        self,
-        purpose: str,
-        mechanism: Mechanism,
-        state: State,
-        ledger: Ledger,
-        budget: Budget | None,
-        shake: float = 0.0,
+        self, purpose: str, state: State, ledger: Ledger, budget: Budget | None, shake: float = 0.0
     ) -> tuple[Tensor, float]:
         """Hold a vote; return the noisy share of the clients in each bin, [K], and the standard deviation of its noise."""
+        mechanism = self.mechanism_of(purpose, state.radius)
         release, _ = self.ask(Request(purpose, state.round, state, mechanism, shake=shake), ledger, budget)
         deviation = math.sqrt(mechanism.noise_variance(self.expected, self.expected) or 0.0)
         return release.c_bar.cpu() / MAX_SHARE, deviation / MAX_SHARE
