@@ -20,7 +20,7 @@ from dpfedexp.engine import checkpoint, outlets, private_folder
 from dpfedexp.engine.checkpoint import DERIVED, Checkpoint, NamedValues, Progress
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
-from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text, model_tensors
+from dpfedexp.engine.run import RunFacts, RunFolder, call_text, model_tensors
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, LedgerError, warn
 from dpfedexp.files import set_dates
@@ -507,10 +507,8 @@ def facts_of(
     usual = {"clip": math.inf, "noise_multiplier": None, "target_epsilon": None, "adjacency": "replace-one"}
     given = {name: getattr(algorithm, name) for name in usual if getattr(algorithm, name) != usual[name]}
     how = {"local": options.get("local"), "rounds": run.rounds, **options}
-    named = [
-        f"{name}={argument_text(value)}" for name, value in how.items() if value is not None and value is not False
-    ]
-    call = f"train({', '.join([model, data, call_text(algorithm.name, given), *named])})"
+    named = {name: value for name, value in how.items() if value is not None and value is not False}
+    call = call_text("train", named, model, data, call_text(algorithm.name, given))
     derived = ("algorithm.name", "model.", "nodes", *DERIVED)
     plain_names = {name: re.sub(r"^candidate \d+\.", "", name) for name in run.settings}
     chosen = {name: value for name, value in run.settings.items() if not plain_names[name].startswith(derived)}

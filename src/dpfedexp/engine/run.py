@@ -249,8 +249,8 @@ class RunFacts:
             raise InputError(f"the file {str(path)!r} does not describe a run ({error}); delete it.") from None
 
 
-def call_text(name: str, given: Mapping[str, object]) -> str:
-    return f"{name}({', '.join(f'{key}={argument_text(value)}' for key, value in given.items())})"
+def call_text(name: str, given: Mapping[str, object], *first: str) -> str:
+    return f"{name}({', '.join([*first, *(f'{key}={argument_text(value)}' for key, value in given.items())])})"
 
 
 def argument_text(value: object) -> str:
