@@ -484,11 +484,8 @@ def settings_of(
         known = {"names": list(tournament.names), "phases": list(tournament.phases), "follows": tournament.follows}
         found |= checkpoint.flatten({"tournament": known})
         for number, own in enumerate(tournament.engines[1:], start=1):
-            prefix, of_candidate = (
-                checkpoint.candidate_prefix(number),
-                settings_of(own, layouts[number:], local[number:]),
-            )
-            found |= {prefix + name: value for name, value in of_candidate.items()}
+            of_candidate = settings_of(own, layouts[number:], local[number:])
+            found |= {checkpoint.candidate_prefix(number) + name: value for name, value in of_candidate.items()}
     return found
 
 
