@@ -94,7 +94,7 @@ class Votes:
         """The decimal logarithm of what is chosen, as the votes' noise makes it: mean and standard deviation."""
         engine, start = self.engine, self.engine.begin()
         state = replace(start, memory={**start.memory, LOCAL_RATE: torch.tensor(rate, dtype=torch.float64)})
-        mechanism = engine.probe.mechanism(purpose)
+        mechanism = engine.probe.mechanisms[purpose]
         sums = engine.cohort.answer(Request(purpose, BEFORE, state, mechanism)).sums.vector.cpu()
         deviation = math.sqrt(mechanism.noise_variance(engine.expected, engine.expected)) / MAX_SHARE
         draw, shares = torch.Generator().manual_seed(3), sums / engine.expected / MAX_SHARE

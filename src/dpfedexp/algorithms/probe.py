@@ -1,6 +1,7 @@
 """Requests to clients other than updates: votes on the local rate and the first clip, and private evaluation."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,7 +53,7 @@ class Extras:
 
 @dataclass(frozen=True)
 class Probe:
-    """The votes that choose the local rate: their mechanisms, and after which rounds the rate is rescaled.
+    """The votes that choose the local rate: their mechanisms by purpose, and after which rounds the rate is rescaled.
 
     `noise_share` is the norm of a round's noise over the clip; infinite until it is known, so that the most votes are counted.
 
@@ -61,9 +62,7 @@ class Probe:
     Each vote is one Gaussian query with a charge of its own (`votes_only`). Without noise there is no guarantee.
     """
 
-    rate: Mechanism
-    clip: Mechanism
-    scale: Mechanism
+    mechanisms: Mapping[str, Mechanism]
     rounds: int
     noise_share: float = math.inf
 
@@ -71,14 +70,11 @@ class Probe:
     def scale_rounds(self) -> tuple[int, ...]:
         return scale_rounds(self.rounds, self.noise_share)
 
-    def mechanism(self, purpose: str) -> Mechanism:
-        return {RATE: self.rate, CLIP: self.clip, SCALE: self.scale}[purpose]
-
     def events(self, sampling: Sampling, *, adaptive: bool, extras: Extras = Extras()) -> list[Event]:
         """Return the events of all votes; the first clip is voted on only if the clip is adaptive."""
         scales = len(self.scale_rounds) if extras.scale_votes is None else extras.scale_votes
         purposes = [RATE, *([CLIP] if adaptive else [])] * extras.rate_votes + [SCALE] * scales
-        return [self.mechanism(purpose).event(sampling) for purpose in purposes]
+        return [self.mechanisms[purpose].event(sampling) for purpose in purposes]
 
 
 def bin_answers(places: Tensor, bins: int) -> Tensor:
@@ -144,7 +140,8 @@ def _noise(mechanism: Mechanism, sampling: Sampling, rounds: float) -> float:
 def make_probe(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Probe:
     """Make the probe of a run; a vote on the rate costs `RATE_SHARE`, one on the clip `CLIP_SHARE` of the μ² of all rounds."""
     rate, clip = (_noise(mechanism, sampling, share * rounds) for share in (RATE_SHARE, CLIP_SHARE))
-    return Probe(mechanism.asking(RATE, rate), mechanism.asking(CLIP, clip), mechanism.asking(SCALE, rate), rounds)
+    noises = {RATE: rate, CLIP: clip, SCALE: rate}
+    return Probe({purpose: mechanism.asking(purpose, noise) for purpose, noise in noises.items()}, rounds)
 
 
 def with_scale_votes(

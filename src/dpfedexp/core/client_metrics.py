@@ -62,9 +62,9 @@ class ClientMetrics:
     def parse(cls, text: str) -> Self:
         """Make the metrics that the setting `evaluate` names: "10 classes", "binary", "numbers" or "loss"."""
         text = text.strip()
-        many = re.fullmatch(r"(\d+) classes", text)
-        if many is None and text in ("binary", "numbers", "loss"):
+        if text in ("binary", "numbers", "loss"):
             return cls(text)  # type: ignore[arg-type]
+        many = re.fullmatch(r"(\d+) classes", text)
         if many is None or int(many[1]) < 2:
             kinds = '"10 classes", "binary", "numbers" or "loss"'
             raise InputError(f"evaluate is {text!r}; it must say what clients measure, such as {kinds}.")
@@ -138,8 +138,7 @@ class ClientMetrics:
             found, wanted = match_shapes("binary", outputs, targets)
             right = ((found > traits.threshold) == (wanted > 0.5)) & found.isfinite()
             return right.float().reshape(len(targets), -1).mean(1)
-        at = class_dimension(outputs, targets, second=traits.second)
-        at = 1 if at is None else at
+        at = class_dimension(outputs, targets, second=traits.second) or 1
         right = ((outputs.argmax(at) == targets) & outputs.isfinite().all(at)).reshape(len(targets), -1).float()
         counted = (targets != traits.ignored).reshape(len(targets), -1).float()
         return (right * counted).sum(1) / counted.sum(1).clamp_min(1.0)

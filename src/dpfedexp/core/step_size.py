@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.core.sums import Release
-from dpfedexp.errors import InputError, checked, is_number, nearest, require
+from dpfedexp.errors import InputError, check_known, checked, is_number, require
 
 Rule = Callable[[Release], float]
 Memory = dict[str, Tensor]
@@ -280,8 +280,7 @@ def without_noise(release: Release, share: float) -> Release:
 
 
 def rule_with_step(rule: Rule, step: Step) -> AnyRule:
-    if step not in get_args(Step):
-        raise InputError(f"step is {step!r}, which does not exist.{nearest(str(step), get_args(Step))}")
+    check_known("step", step, get_args(Step))
     return Safe(rule) if step == "safe" else rule
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from dpfedexp.algorithms.probe import make_probe
+from dpfedexp.algorithms.probe import RATE, make_probe
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.local_rate import IMPROVED, PRIOR_RATE, RATES, first_rate
 from dpfedexp.core.step_size import Extrapolate
@@ -166,7 +166,8 @@ def sampling(plan: Plan) -> Advice | None:
 def unheard_votes(plan: Plan) -> Advice | None:
     if not _votes_on_rate(plan):
         return None
-    variance = make_probe(plan.mechanism, plan.rounds, plan.sampling).rate.noise_variance(plan.cohort, plan.cohort)
+    vote = make_probe(plan.mechanism, plan.rounds, plan.sampling).mechanisms[RATE]
+    variance = vote.noise_variance(plan.cohort, plan.cohort)
     noise = math.sqrt(variance or 0.0) / MAX_SHARE
     if noise <= DROWNED_VOTE:
         return None

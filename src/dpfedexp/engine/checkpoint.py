@@ -313,10 +313,8 @@ def state_from(tensors: Mapping[str, Tensor], round: int, radius: float) -> Stat
     for number in {name.split(".")[1] for name in tensors if name.startswith("rivals.")}:
         own = _part(tensors, f"rivals.{number}.")
         require(number.isdecimal() and "radius" in own, "it holds other tensors than a state")
-        rival = state_from(
-            {name: value for name, value in own.items() if name != "radius"}, round, float(own["radius"])
-        )
-        rivals[int(number)] = replace(rival, candidate=int(number))
+        own_radius = float(own.pop("radius"))
+        rivals[int(number)] = replace(state_from(own, round, own_radius), candidate=int(number))
     tensors = {name: value for name, value in tensors.items() if not name.startswith("rivals.")}
     count = sum(name.startswith("recent.") for name in tensors)
     recent = [f"recent.{number}" for number in range(count)]

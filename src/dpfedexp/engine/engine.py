@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from itertools import chain
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from dpfedexp.algorithms.round import LargerCohort, Participation, State, advanc
 from dpfedexp.core import local_rate, step_size
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise import Noise, Streams, SystemStreams
 from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import MAX_SHARE, Sums
 from dpfedexp.errors import LedgerError, RoundFailed, require
@@ -160,9 +161,6 @@ class ClientEvaluation:
     every: int
     held_out: float = 0.0
 
-    def due(self, number: int, rounds: int) -> bool:
-        return evaluation_is_due(number, self.every, rounds)
-
 
 @dataclass(frozen=True)
 class Tournament:
@@ -185,15 +183,10 @@ class Tournament:
     vote: Mechanism
     follows: Mapping[int, tuple[int, float]] = field(default_factory=dict)
 
-    def staying(self, round: int, players: int) -> int:
-        """The number of candidates that stay after this round."""
-        return min([players, *(stay for last, stay in self.phases if last <= round)])
 
-
-class NoiseSources(Protocol):
-    """The source of noise: the run's seed, or the operating system."""
-
-    def at(self, purpose: str, round: int) -> Noise: ...
+def staying(phases: Sequence[tuple[int, int]], round: int, players: int) -> int:
+    """The number of `players` that stay after this round, by the `phases` of a `Tournament`."""
+    return min([players, *(stay for last, stay in phases if last <= round)])
 
 
 @dataclass(frozen=True)
@@ -249,7 +242,7 @@ class Engine:
     population: int
     cohort: Cohort
     start: Tensor
-    noise: NoiseSources
+    noise: Streams | SystemStreams
     seed: int | None = None
     tau_eta_l: float | None = None
     probe: Probe | None = None
@@ -307,7 +300,7 @@ class Engine:
         if purpose == EVALUATION and self.evaluation is not None:
             return self.evaluation.mechanism
         if purpose in (RATE, CLIP, SCALE) and self.probe is not None:
-            return self.probe.mechanism(purpose)
+            return self.probe.mechanisms[purpose]
         return self.mechanism.at_radius(radius)
 
     def begin(self) -> State:
@@ -445,20 +438,22 @@ class Engine:
         Each vote is charged before its release, and `save` is called after it, so that no vote is held twice.
         """
         tournament, players = self.tournament, state.players
-        if tournament is not None and (stay := tournament.staying(state.round, len(players))) < len(players):
-            shares, _ = self._vote(CANDIDATE, tournament.vote, state, ledger, budget)
+        if tournament is not None and (stay := staying(tournament.phases, state.round, len(players))) < len(players):
+            shares, _ = self._vote(CANDIDATE, state, ledger, budget)
             order = sorted(players, key=lambda number: float(shares[number]), reverse=True)[:stay]
             best, *others = (self.playing(number).with_new_steps(players[number]) for number in order)
             state = replace(best, rivals={one.candidate: one for one in sorted(others, key=lambda one: one.candidate)})
             save(state)
         for number, player in state.players.items():
             engine = self.playing(number)
-            for purpose in engine._pending(player):
+            if (probe := engine.probe) is None:
+                continue
+            for purpose in engine._pending(probe, player):
                 if purpose != SCALE and tournament is not None and number in tournament.follows:
                     leader, factor = tournament.follows[number]
                     player = _following(player, state.players[leader], factor)
                 else:
-                    player = engine._voted(purpose, engine.probe, player, ledger, budget)
+                    player = engine._voted(purpose, probe, player, ledger, budget)
                 state = _with(state, player)
                 save(state)
         return state
@@ -467,21 +462,18 @@ class Engine:
         """The state with the step-size rule reset: its memory is from another rate, or from the noise of a smaller group."""
         return replace(state, memory={**state.memory, **initial_memory(self.algorithm.rule, state.w)})
 
-    def _voted(self, purpose: str, probe: Probe | None, state: State, ledger: Ledger, budget: Budget | None) -> State:
+    def _voted(self, purpose: str, probe: Probe, state: State, ledger: Ledger, budget: Budget | None) -> State:
         """Hold one vote; return the state with its result: the local rate, the rate's scale, or the first clip."""
-        if probe is None:
-            return state
         shake = self._shake(state, probe.rounds) if purpose == SCALE else 0.0
-        found = self._vote(purpose, probe.mechanism(purpose), state, ledger, budget, shake)
+        found = self._vote(purpose, state, ledger, budget, shake)
         if purpose == SCALE:
             return self._scaled(state, local_rate.rescaled(*found))
         memory = {**state.memory, PENDING: state.memory[PENDING] - 1}
         if purpose == RATE:
             rate = local_rate.first_rate(local_rate.rate_from_votes(*found), self._noise_share(state))
             memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], rate)
-        return replace(
-            state, memory=memory, radius=local_rate.clip_from_votes(*found) if purpose == CLIP else state.radius
-        )
+        radius = local_rate.clip_from_votes(*found) if purpose == CLIP else state.radius
+        return replace(state, memory=memory, radius=radius)
 
     def _scaled(self, state: State, factor: float) -> State:
         """The state as if rounds since the anchor had moved `factor` times as far; the rate and an adaptive clip are scaled too."""
@@ -505,10 +497,8 @@ class Engine:
         """The votes before the first round; the first clip is voted on only if it adapts."""
         return (RATE, CLIP) if isinstance(self.algorithm.clip, AdaptiveClip) else (RATE,)
 
-    def _pending(self, state: State) -> tuple[str, ...]:
-        if self.probe is None:
-            return ()
-        due = sum(number <= state.round for number in self.probe.scale_rounds) - int(state.memory[RESCALED])
+    def _pending(self, probe: Probe, state: State) -> tuple[str, ...]:
+        due = sum(number <= state.round for number in probe.scale_rounds) - int(state.memory[RESCALED])
         return (*self._votes[len(self._votes) - int(state.memory[PENDING]) :], *([SCALE] * due))
 
     def answers_left(self, state: State, rounds: int, ledger: Ledger, run: str = "") -> list[Event]:
@@ -517,9 +507,9 @@ class Engine:
         follows = {} if self.tournament is None else self.tournament.follows
         for number, player in state.players.items():
             engine = self.playing(number)
-            if engine.probe is not None and number not in follows:
-                before = [purpose for purpose in engine._pending(player) if purpose != SCALE]
-                left += [engine.probe.mechanism(purpose).event(self.sampling) for purpose in before]
+            if (probe := engine.probe) is not None and number not in follows:
+                before = [purpose for purpose in engine._pending(probe, player) if purpose != SCALE]
+                left += [probe.mechanisms[purpose].event(self.sampling) for purpose in before]
         for event, numbers in self.later_votes():
             left += [event] * votes_left(event, numbers, ledger, run or self.run)
         if (evaluation := self.evaluation) is not None:
@@ -534,14 +524,9 @@ class Engine:
         probes = [engine.probe for engine in engines if engine.probe is not None]
         found: list[tuple[Event, tuple[int, ...]]] = []
         if probes:
-            most = len(probes)
-            staying = {
-                n: most if tournament is None else min(most, tournament.staying(n, len(engines)))
-                for n in probes[0].scale_rounds
-            }
-            found.append(
-                (probes[0].scale.event(self.sampling), tuple(n for n, many in staying.items() for _ in range(many)))
-            )
+            phases = () if tournament is None else tournament.phases
+            numbers = [[n] * staying(phases, n, len(probes)) for n in probes[0].scale_rounds]
+            found.append((probes[0].mechanisms[SCALE].event(self.sampling), tuple(chain(*numbers))))
         if tournament is not None:
             found.append((tournament.vote.event(self.sampling), tuple(number for number, _ in tournament.phases)))
         return found
@@ -556,15 +541,10 @@ class Engine:
         return found
 
     def _vote(
-        self,
-        purpose: str,
-        mechanism: Mechanism,
-        state: State,
-        ledger: Ledger,
-        budget: Budget | None,
-        shake: float = 0.0,
+        self, purpose: str, state: State, ledger: Ledger, budget: Budget | None, shake: float = 0.0
     ) -> tuple[Tensor, float]:
         """Hold a vote; return the noisy share of the clients in each bin, [K], and the standard deviation of its noise."""
+        mechanism = self.mechanism_of(purpose, state.radius)
         release, _ = self.ask(Request(purpose, state.round, state, mechanism, shake=shake), ledger, budget)
         deviation = math.sqrt(mechanism.noise_variance(self.expected, self.expected) or 0.0)
         return release.c_bar.cpu() / MAX_SHARE, deviation / MAX_SHARE
@@ -656,7 +636,6 @@ def evaluations_left(every: int, rounds: int, ledger: Ledger, run: str) -> int:
     return len(due - evaluated(ledger, run))
 
 
-CPU = torch.device("cpu")
 LONG = 2**13
 """Smallest number of draws for which a thread is worth its cost."""
 
@@ -674,7 +653,7 @@ class PrefetchedNoise:
         server = torch.zeros(1, dtype=torch.int64)
         thread = ThreadPoolExecutor(1, "noise")
         self.drawn: Future[Tensor] | None = thread.submit(
-            lambda: room.copy_(noise.normal(server, width, CPU, torch.float64))
+            lambda: room.copy_(noise.normal(server, width, room.device, torch.float64))
         )
         thread.shutdown(wait=False)
 

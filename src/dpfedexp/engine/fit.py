@@ -17,7 +17,7 @@ from dpfedexp.engine.outlets import LEDGER
 from dpfedexp.engine.plan import default_delta
 from dpfedexp.engine.prepare import check_kinds
 from dpfedexp.engine.ranks import rank
-from dpfedexp.engine.run import Run, argument_text, rewrite_statement
+from dpfedexp.engine.run import Run, call_text, rewrite_statement
 from dpfedexp.engine.stopping import OnRound
 from dpfedexp.engine.tournament import Candidate, candidates_of
 from dpfedexp.engine.train import LOCAL_NAMES, TRAIN_HINTS, run_folder_of, train
@@ -107,8 +107,8 @@ def fit(
         "rounds": None if rounds == FIT_ROUNDS else rounds,
     }
     given |= {"execution": execution, "participation": participation, "budget": budget, "secure": secure or None}
-    named = [f"{name}={argument_text(value)}" for name, value in given.items() if value is not None]
-    call = f"fit({', '.join([type(model).__name__, type(clients).__name__, *named])})"
+    named = {name: value for name, value in given.items() if value is not None}
+    call = call_text("fit", named, type(model).__name__, type(clients).__name__)
     folder = run_folder_of(out, call) if rank() == 0 else None
     run = train(
         model,

@@ -20,7 +20,7 @@ from dpfedexp.engine import checkpoint, outlets, private_folder
 from dpfedexp.engine.checkpoint import DERIVED, Checkpoint, NamedValues, Progress
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
-from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text, model_tensors
+from dpfedexp.engine.run import RunFacts, RunFolder, call_text, model_tensors
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, LedgerError, warn
 from dpfedexp.files import set_dates
@@ -117,10 +117,6 @@ class RunDescription:
     reporting: Callable[[list[dict[str, Any]]], int] | None = None
     no_other_adjacency: str = ""
 
-    @property
-    def secure(self) -> bool:
-        return self.engine.secure
-
     def terms(self, history: list[dict[str, Any]], stop_source: str = "") -> dict[str, Any]:
         """What the statement is computed from, beside the charges: a record of the ledger."""
         run = self.engine
@@ -128,7 +124,7 @@ class RunDescription:
             "algorithm": run.algorithm.name,
             "clients": run.population,
             "delta": run.algorithm.delta,
-            "simulated": not self.secure,
+            "simulated": not run.secure,
             "planned_rounds": self.rounds,
             "not_covered": list(self.not_covered),
             "reporting": None if self.reporting is None else self.reporting(history),
@@ -139,13 +135,13 @@ class RunDescription:
             **run.announced(),
         }
         # As they are read from the file, so that terms that did not change are not written again.
-        return dict(json.loads(json.dumps(outlets.recorded(LEDGER, terms, secure=self.secure))))
+        return dict(json.loads(json.dumps(outlets.recorded(LEDGER, terms, secure=run.secure))))
 
     def ledger_header(self) -> dict[str, Any]:
         """The first line of a new ledger: the settings' hash, and the name and the terms of its first run."""
         settings = checkpoint.settings_hash(self.settings)
         header = {"config": settings, "run": self.engine.run, **self.terms([])}
-        return outlets.recorded(LEDGER, header, secure=self.secure)
+        return outlets.recorded(LEDGER, header, secure=self.engine.secure)
 
 
 @dataclass
@@ -266,7 +262,7 @@ class OpenRun:
             return
         run, state = self.description, self.state
         self._controls = controls
-        public = outlets.recorded(CHECKPOINT, run.sizes, secure=run.secure)
+        public = outlets.recorded(CHECKPOINT, run.sizes, secure=run.engine.secure)
         public["cohort"] = run.engine.cohort.to_checkpoint()
         public["stop_source"] = self.stop_source
         known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
@@ -285,7 +281,7 @@ class OpenRun:
             anchors.append(self.private)
         if ledger.first_hash:
             anchor = private_folder.SharedAnchor.of(ledger.first_hash)
-            if not source.own or self.description.secure or anchor.mark() is not None:
+            if not source.own or self.description.engine.secure or anchor.mark() is not None:
                 anchors.append(anchor)
                 where = (ledger.first_hash, self.name, source.path)
                 if len(ledger) and anchor.mark() is None and (others := private_folder.other_ledgers(*where)):
@@ -323,7 +319,7 @@ class OpenRun:
         self._release()
         if self.opened_here:
             self.ledger.close()
-        if self.folder is not None and self.description.secure:
+        if self.folder is not None and self.description.engine.secure:
             # Durations of rounds depend on the clients' data.
             set_dates(self.folder, outlets.OUTLETS, self.began)
 
@@ -488,11 +484,8 @@ def settings_of(
         known = {"names": list(tournament.names), "phases": list(tournament.phases), "follows": tournament.follows}
         found |= checkpoint.flatten({"tournament": known})
         for number, own in enumerate(tournament.engines[1:], start=1):
-            prefix, of_candidate = (
-                checkpoint.candidate_prefix(number),
-                settings_of(own, layouts[number:], local[number:]),
-            )
-            found |= {prefix + name: value for name, value in of_candidate.items()}
+            of_candidate = settings_of(own, layouts[number:], local[number:])
+            found |= {checkpoint.candidate_prefix(number) + name: value for name, value in of_candidate.items()}
     return found
 
 
@@ -511,10 +504,8 @@ def facts_of(
     usual = {"clip": math.inf, "noise_multiplier": None, "target_epsilon": None, "adjacency": "replace-one"}
     given = {name: getattr(algorithm, name) for name in usual if getattr(algorithm, name) != usual[name]}
     how = {"local": options.get("local"), "rounds": run.rounds, **options}
-    named = [
-        f"{name}={argument_text(value)}" for name, value in how.items() if value is not None and value is not False
-    ]
-    call = f"train({', '.join([model, data, call_text(algorithm.name, given), *named])})"
+    named = {name: value for name, value in how.items() if value is not None and value is not False}
+    call = call_text("train", named, model, data, call_text(algorithm.name, given))
     derived = ("algorithm.name", "model.", "nodes", *DERIVED)
     plain_names = {name: re.sub(r"^candidate \d+\.", "", name) for name in run.settings}
     chosen = {name: value for name, value in run.settings.items() if not plain_names[name].startswith(derived)}
@@ -528,8 +519,8 @@ def facts_of(
         parameters=len(engine.start),
         rounds=run.rounds,
         delta=algorithm.delta,
-        secure=run.secure,
+        secure=run.engine.secure,
         command=command or call,
-        trainer="" if run.secure else trainer,
+        trainer="" if run.engine.secure else trainer,
         settings=chosen | {"algorithm": algorithm.name, "model": model, "parameters": len(engine.start)},
     )

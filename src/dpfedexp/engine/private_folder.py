@@ -69,7 +69,6 @@ def is_run_id(text: Any) -> bool:
 class PrivateFolder:
     """The private folder of one run. Its methods sync what they write before they return."""
 
-    run: str
     path: Path
 
     @classmethod
@@ -82,7 +81,7 @@ class PrivateFolder:
             f"the private folder {str(root())!r} is inside the run's folder {str(public)!r}; set {VARIABLE} to a folder outside "
             "of it.",
         )
-        return cls(run, path)
+        return cls(path)
 
     def begin(self, tag: Tag) -> None:
         """Create the folder and store the hash of the data, before anything is charged."""
@@ -200,7 +199,7 @@ def marks_of(run: str, first_hash: str) -> list[tuple[Path, LedgerMark]]:
     """(file, mark) of every anchor of a ledger that `run` charged; empty where it was never charged on this machine."""
     anchors: list[Anchor] = []
     if is_run_id(run) and (path := root() / run).exists():
-        anchors.append(PrivateFolder(run, path))
+        anchors.append(PrivateFolder(path))
     if _HASH.fullmatch(first_hash):
         anchors.append(SharedAnchor.of(first_hash))
     found = [(one.file, one.mark()) for one in anchors]

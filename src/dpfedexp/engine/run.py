@@ -249,8 +249,8 @@ class RunFacts:
             raise InputError(f"the file {str(path)!r} does not describe a run ({error}); delete it.") from None
 
 
-def call_text(name: str, given: Mapping[str, object]) -> str:
-    return f"{name}({', '.join(f'{key}={argument_text(value)}' for key, value in given.items())})"
+def call_text(name: str, given: Mapping[str, object], *first: str) -> str:
+    return f"{name}({', '.join([*first, *(f'{key}={argument_text(value)}' for key, value in given.items())])})"
 
 
 def argument_text(value: object) -> str:
@@ -411,7 +411,7 @@ def read_history(folder: Path) -> list[Record]:
     """The records of all rounds, from the metrics file, or from the checkpoint where it has more rounds after a crash."""
     path = folder / outlets.METRICS
     history: list[Record] = []
-    lines = read_text(path, optional=True).splitlines()
+    lines = read_text(path).splitlines()
     for number, text in enumerate(lines, 1):
         try:
             record = json.loads(text)
@@ -434,7 +434,7 @@ def numbers(record: Record) -> Record:
 def read_advice(folder: Path) -> tuple[Advice, ...]:
     path = folder / outlets.ADVICE
     try:
-        return tuple(Advice(**json.loads(one)) for one in read_text(path, optional=True).splitlines())
+        return tuple(Advice(**json.loads(one)) for one in read_text(path).splitlines())
     except (ValueError, TypeError):
         raise InputError(f"the file {str(path)!r} does not hold advice, one JSON object to a line.") from None
 
@@ -457,8 +457,9 @@ def read_parameters(folder: Path) -> dict[str, Tensor]:
     )
 
 
-def read_text(path: Path, optional: bool = False) -> str:
-    if optional and not path.is_file():
+def read_text(path: Path) -> str:
+    """The text of a file; empty where there is no file."""
+    if not path.is_file():
         return ""
     try:
         return path.read_text(encoding="utf-8")

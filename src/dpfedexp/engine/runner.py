@@ -18,7 +18,7 @@ from dpfedexp.algorithms.round import State
 from dpfedexp.core.client_metrics import AT_BOUND
 from dpfedexp.engine.advice import Advisor, beyond_budget
 from dpfedexp.engine.checkpoint import Checkpoint
-from dpfedexp.engine.engine import Engine
+from dpfedexp.engine.engine import Engine, evaluation_is_due
 from dpfedexp.engine.open_run import OpenRun, RunDescription
 from dpfedexp.engine.outlets import METRICS, recorded
 from dpfedexp.engine.plan import Advice, Plan
@@ -207,7 +207,7 @@ def _rounds(
     rounds, delta = open_run.description.rounds, engine.algorithm.delta
 
     def due(number: int) -> bool:
-        return engine.evaluation is not None and engine.evaluation.due(number, rounds)
+        return engine.evaluation is not None and evaluation_is_due(number, engine.evaluation.every, rounds)
 
     def evaluate() -> None:
         """Ask the clients to evaluate the model. The round is saved before, so a crash here loses no round."""

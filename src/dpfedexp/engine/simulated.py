@@ -17,7 +17,7 @@ from dpfedexp.algorithms.probe import BINS, CANDIDATE, CLIP, SCALE, UPDATE, bin_
 from dpfedexp.algorithms.round import Participation
 from dpfedexp.core.client_metrics import EVALUATION, WIDTH
 from dpfedexp.core.clipping import clip, row_norms
-from dpfedexp.core.local_optimizer import Schedule, schedule, size_class
+from dpfedexp.core.local_optimizer import LocalOptimizer, Schedule, schedule, size_class
 from dpfedexp.core.local_rate import SCALES, best_rates, best_scale, moves, nearest_radii
 from dpfedexp.core.noise import Streams, SystemStreams
 from dpfedexp.core.sums import Sums, client_votes
@@ -298,10 +298,12 @@ class Simulation(Cohort):
 
     def plan(self, clients: Tensor, number: int) -> Schedule:
         """The schedule of batches that the clients train on in a round."""
-        shuffles, numbers = self.streams.at("batches", number).generators(), clients.tolist()
-        sizes = self.task.clients.sizes[clients]
-        public, by_class = self.unit is not None, self._by_class
-        return schedule(self.task.local, sizes, lambda row: shuffles(numbers[row]), public=public, by_class=by_class)
+        return self._schedule(self.task.local, "batches", clients, number)
+
+    def _schedule(self, local: LocalOptimizer, purpose: str, clients: Tensor, number: int) -> Schedule:
+        draws, numbers = self.streams.at(purpose, number).generators(), clients.tolist()
+        sizes, public, by_class = self.task.clients.sizes[clients], self.unit is not None, self._by_class
+        return schedule(local, sizes, lambda row: draws(numbers[row]), public=public, by_class=by_class)
 
     @cached_property
     def _losses(self) -> ClientLosses:
@@ -309,10 +311,7 @@ class Simulation(Cohort):
 
     def loss_after(self, w: Tensor, rows: Tensor, clients: Tensor, number: int) -> Tensor:
         """Each client's loss in round `number` at the parameters w + rows[i], [n], on up to `MOST_ROWS` of its own examples."""
-        draws, numbers = self.streams.at("losses", number).generators(), clients.tolist()
-        sizes, public, by_class = self.task.clients.sizes[clients], self.unit is not None, self._by_class
-        every = all_rows(self.task.local.max_examples)
-        plan = schedule(every, sizes, lambda row: draws(numbers[row]), public=public, by_class=by_class)
+        plan = self._schedule(all_rows(self.task.local.max_examples), "losses", clients, number)
         return self._losses(w, rows, clients, plan, number)
 
     def _control(

@@ -11,7 +11,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.probe import MOST_CANDIDATES, Extras, candidate_vote
 from dpfedexp.core.local_optimizer import LocalOptimizer
 from dpfedexp.core.local_rate import scale_rounds
-from dpfedexp.engine.engine import Engine, Tournament
+from dpfedexp.engine.engine import Engine, Tournament, staying
 from dpfedexp.errors import InputError, checked, is_number, require
 
 LENGTHS = (5, 3, 2)
@@ -121,9 +121,7 @@ def plan_comparison(candidates: Sequence[Candidate], local: LocalOptimizer | Non
     )
     votes = sum(automatic[number] for number in range(len(candidates)) if number not in follows)
     times = [scale_rounds(rounds, noise_share) for noise_share in (0.0, math.inf)]
-    scales = max(
-        sum(min([sum(automatic), *(stay for last, stay in phases if last <= n)]) for n in one) for one in times
-    )
+    scales = max(sum(staying(phases, n, sum(automatic)) for n in one) for one in times)
     return phases, follows, Extras(rate_votes=votes, scale_votes=scales, candidate_votes=len(phases))
 
 
@@ -135,11 +133,8 @@ def compared(
 ) -> tuple[Engine, str | None]:
     """Build the engine of a run that chooses one of the candidates; also return a note for the user, or None.
 
-    Args:
-        candidates: the candidates to compare.
-        local: the local optimizer of candidates without their own.
-        rounds: the number of rounds of the whole run.
-        prepared: maps a candidate and the extra votes of the run to its engine and a note.
+    `local` is for candidates without their own optimizer; `prepared` maps a candidate and the extra votes of the run to its engine
+    and a note.
     """
     phases, follows, extras = plan_comparison(candidates, local, rounds)
     engines: list[Engine] = []

@@ -572,7 +572,7 @@ def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int, candidat
     if probe is not None:
         scales = len(probe.scale_rounds) if extras.scale_votes is None else extras.scale_votes
         often |= {RATE: extras.rate_votes, CLIP: extras.rate_votes * mechanism.adapts_clip, SCALE: scales}
-        others |= {purpose: probe.mechanism(purpose) for purpose in (RATE, CLIP, SCALE) if often[purpose]}
+        others |= {purpose: probe.mechanisms[purpose] for purpose in (RATE, CLIP, SCALE) if often[purpose]}
     asked = {purpose: (one, often[purpose]) for purpose, one in others.items()}
     return AnnouncedLimits(mechanism, rounds, federation.clients_per_node, asked, max(1, len(candidates)))
 

@@ -75,7 +75,7 @@ def read_run(folder: Path) -> RunRecord:
     """Read the folder of a run, also of an interrupted one."""
     history, statement = read_history(folder), read_claim(folder)
     epsilon = statement.epsilon_total if statement is not None and statement.private else None
-    privacy, configuration = (read_text(folder / name, optional=True) for name in (STATEMENT_TEXT, CONFIG))
+    privacy, configuration = (read_text(folder / name) for name in (STATEMENT_TEXT, CONFIG))
     promise, facts = _promise(statement, history), RunFacts.read(folder)
     name, advice = folder.resolve().name, read_advice(folder)
     return RunRecord(name, history, privacy, configuration, epsilon, advice, promise, facts)
