@@ -359,6 +359,7 @@ class GuardFiles:
         """Find the ledger by the guard file's name, or by id if it was renamed. Raises `LedgerError` if the ids differ."""
         stated = _stated_id(guard)
         path = guard.with_name(guard.stem + _LEDGER)
+        found = None
         if path.exists():
             found = _ledger_id(path)
             if None not in (stated, found) and found != stated:
@@ -366,11 +367,10 @@ class GuardFiles:
                     f"{path.name} is another ledger: it belongs to the guard with id {found!r}, and {guard.name} has id "
                     f"{stated!r}; put the ledger of {stated!r} here, with its head and anchor."
                 )
-            return GuardFiles(guard, path, found or stated, stated is not None)
-        if stated is not None:
+        elif stated is not None:
             others = (other for other in sorted(guard.parent.glob("*" + _LEDGER)) if _ledger_id(other) == stated)
             path = next(others, path)
-        return GuardFiles(guard, path, stated, stated is not None)
+        return GuardFiles(guard, path, found or stated, stated is not None)
 
     @property
     def files(self) -> list[Path]:
@@ -397,7 +397,7 @@ def guard_ledger(guard: Path) -> Iterator[Ledger]:
         with _locked(shared.path.with_suffix(_LOCK)):
             # Read again: a copy of this guard file may have created the ledger meanwhile.
             files = GuardFiles.of(guard)
-            with _open(files, name) as ledger:
+            with _open(files, name, shared) as ledger:
                 seen, before = _last_mark(shared), ledger.mark()
                 yield ledger
                 if ledger.mark() != before:
@@ -414,7 +414,7 @@ def read_ledger(files: GuardFiles) -> Ledger | None:
     return ledger
 
 
-def _open(files: GuardFiles, name: str) -> Ledger:
+def _open(files: GuardFiles, name: str, shared: SharedAnchor) -> Ledger:
     new = not files.ledger.exists()
     if new:
         _check_missing(files)
@@ -435,7 +435,6 @@ def _open(files: GuardFiles, name: str) -> Ledger:
                     f"{files.guard.name} has no id, and one can't be written into it ({error.strerror}); add a line such as "
                     'id = "ward 7", with a name that no other guard has.'
                 ) from None
-        shared = _shared_anchor(name)
         seen = _last_mark(shared)
         if not mark == seen == ledger.mark():
             _move_anchors(files, shared, seen, ledger)
