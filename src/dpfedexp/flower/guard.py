@@ -55,7 +55,7 @@ from dpfedexp.accounting.ledger import LedgerMark, head_path
 from dpfedexp.algorithms.probe import CLIP, LATER, MOST_CANDIDATES, RATE, SCALE
 from dpfedexp.core.noise import ChaChaNoise, Noise
 from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
-from dpfedexp.errors import InputError, LedgerError, checked, is_count, nearest, require
+from dpfedexp.errors import InputError, LedgerError, checked, is_count, is_number, nearest, require
 from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.mechanisms import Mechanism
 from dpfedexp.mechanisms.aggregation import FEWEST, Asked, Helper, PrivateKey, check_public
@@ -124,8 +124,7 @@ def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: t
         require(name in known, f"{what}: {name} is not a setting.{nearest(name, known)}")
     for name in NUMBERS:
         value = values[name]
-        good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-        require(good, f"{what}: {name} is {value!r}; it must be a positive number.")
+        require(is_number(value) and value > 0, f"{what}: {name} is {value!r}; it must be a positive number.")
     require(values["delta"] < 1, f"{what}: delta is {values['delta']}; it must be below 1.")
     require(isinstance(values["mechanisms"], list), f"{what}: mechanisms must be a list of names.")
     for name in values["mechanisms"]:
