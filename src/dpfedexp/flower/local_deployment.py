@@ -219,9 +219,8 @@ class Deployment:
     def _write_connection(self) -> None:
         where = f'address = "127.0.0.1:{self.control_port}"\nroot-certificates = "{self.certificates.authority}"\n'
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{where}'
-        (self.home / "config.toml").write_text(
-            text + '\n[superlink.local]\naddress = ":local-in-memory:"\n', encoding="utf-8"
-        )
+        text += '\n[superlink.local]\naddress = ":local-in-memory:"\n'
+        (self.home / "config.toml").write_text(text, encoding="utf-8")
 
     def _wait_for_port(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + 180.0

@@ -403,9 +403,8 @@ def strategy_from(run_config: Mapping[str, Any]) -> DpFedExp:
     """
     federation, settings = read_settings(run_config)
     given = federation.model_dump(exclude={"round_timeout", "epsilon"})
-    given["budget"] = federation.budget or None
+    given |= {"budget": federation.budget or None, "candidates": read_candidates(run_config) or None}
     given |= {"participation": settings.build_participation(), "local": settings.build_local()}
-    given["candidates"] = read_candidates(run_config) or None
     strategy = DpFedExp(settings.build_algorithm(), **given)
     sections = {key for key in run_config if key.startswith(("algorithm.", "local."))}
     own = sections - {"algorithm.delta", "algorithm.aggregation"}
