@@ -7,7 +7,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from dpfedexp.accounting import GaussianEvent, Ledger, NonPrivateEvent, compose, gdp
+from dpfedexp.accounting import GaussianEvent, Ledger, NonPrivateEvent, compose, gdp, noise
 from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.cli import app
 from dpfedexp.cli.trials import Sweep, Trial, _train, price, trials
@@ -15,6 +15,9 @@ from dpfedexp.engine.run import RunFolder
 from dpfedexp.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+
+MU = 2.0 / noise(8.0, rounds=1, delta=1e-5)
+"""The μ that costs ε = 8."""
 
 
 def sweep(*arguments):
@@ -27,7 +30,7 @@ def test_a_sweep_ranks_prices_and_never_runs_twice(file, tmp_path, in_process):
     first = sweep(*arguments)
     assert first.exit_code == 0, first.output
     # Two runs of ε = 8 on the same clients cost √2 times the μ.
-    both = gdp.epsilon(gdp.mu(8.0, 1e-5) * math.sqrt(2), 1e-5)
+    both = gdp.epsilon(MU * math.sqrt(2), 1e-5)
     text = " ".join(json.loads((out / "sweep.json").read_text())["text"])
     assert f"the 2 runs cost ε = {both:.3f} together" in text
     assert "under replace-one adjacency" in text
@@ -67,7 +70,7 @@ def spent(out, delta=1e-5):
 def check_price_of_three(out):
     """12.256 was said of three runs of which one had failed after a round, and 14.113 was spent."""
     assert len(list(out.rglob("ledger.jsonl"))) == 3
-    two = gdp.epsilon(gdp.mu(8.0, 1e-5) * math.sqrt(2), 1e-5)
+    two = gdp.epsilon(MU * math.sqrt(2), 1e-5)
     assert together(out) == pytest.approx(spent(out), abs=5e-4)
     assert together(out) > two + 0.5, "the round of the run that has no statement"
 
@@ -93,7 +96,7 @@ def test_what_a_sweep_costs_holds_runs_of_an_earlier_grid_and_is_not_known_witho
     out = tmp_path / "out"
     assert sweep(file, "--grid", "algorithm.clip=0.5,2", "--out", out).exit_code == 0
     assert sweep(file, "--grid", "algorithm.clip=3,4", "--out", out).exit_code == 0
-    four = gdp.epsilon(gdp.mu(8.0, 1e-5) * 2.0, 1e-5)
+    four = gdp.epsilon(MU * 2.0, 1e-5)
     assert together(out) == pytest.approx(four, abs=5e-4)
     first, *_ = sorted(out.rglob("ledger.jsonl"))
     first.unlink()

@@ -219,7 +219,7 @@ def rounds(
 
 def _event(noise_multiplier: float, rate: float, sampling: SamplingKind, adjacency: Adjacency) -> GaussianEvent:
     require(
-        is_number(noise_multiplier) and 0 < noise_multiplier < float("inf"),
+        is_number(noise_multiplier) and 0 < noise_multiplier < math.inf,
         f"noise_multiplier is {noise_multiplier!r}; it must be a positive number.",
     )
     require(adjacency in ADJACENCIES, f"adjacency is {adjacency!r}; it must be 'replace-one' or 'add-remove'.")

@@ -10,7 +10,7 @@ PrivUnit's constants are in this module too: the mechanism draws from them and t
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -439,7 +439,7 @@ class RoundSettings:
 
     noise_multiplier: float | None = None
     adjacency: Adjacency = "replace-one"
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = Sampling()
     epsilons: tuple[float, float, float] = (2.0, 2.0, 2.0)
     gamma: GammaRule = "exact"
     dimension: int | None = None

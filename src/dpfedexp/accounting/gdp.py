@@ -22,18 +22,11 @@ _LOG2 = math.log(2.0)
 
 def delta(epsilon: float, mu: float) -> float:
     """Compute the smallest δ for which μ-GDP implies (ε, δ)-DP. ε may be negative (δ then exceeds 1 − e^ε)."""
-    return math.exp(log_delta(epsilon, mu))
-
-
-def log_delta(epsilon: float, mu: float) -> float:
-    """Compute log δ(ε), which is finite even if δ is below the smallest float."""
     if mu == 0.0:
-        return math.log(-math.expm1(epsilon)) if epsilon < 0.0 else -math.inf
+        return max(0.0, -math.expm1(epsilon))
     if math.isinf(mu):
-        return 0.0
-    if math.isinf(epsilon):
-        return -math.inf
-    return _log_delta(mu / 2 - epsilon / mu, mu)
+        return 1.0
+    return 0.0 if math.isinf(epsilon) else math.exp(_log_delta(mu / 2 - epsilon / mu, mu))
 
 
 def deltas(epsilons: np.ndarray, mu: float) -> np.ndarray:
@@ -59,27 +52,6 @@ def epsilon(mu: float, delta: float) -> float:
     return max(0.0, mu * (mu / 2 - float(a)))
 
 
-def mu(epsilon: float, delta: float) -> float:
-    """Compute the largest μ for which μ-GDP implies (ε, δ)-DP."""
-    if math.isinf(epsilon) or delta >= 1.0:
-        return math.inf
-    if delta <= 0.0:
-        return 0.0
-    if epsilon <= 0.0:
-        return 2.0 * float(ndtri((1.0 + delta) / 2.0))
-    from scipy.optimize import brentq
-
-    target = math.log(delta)
-    quantile = -float(ndtri(delta))
-    # The lower end is the μ with Φ(a) = δ, because δ(ε) ≤ Φ(a); this form does not cancel at small ε.
-    root = math.sqrt(quantile * quantile + 2.0 * epsilon)
-    low = 2.0 * epsilon / (root + quantile) if quantile > 0.0 else root - quantile
-    low, high = low * (1.0 - 1e-9), 2.0 * low
-    while log_delta(epsilon, high) < target:
-        high *= 2.0
-    return float(brentq(lambda m: log_delta(epsilon, m) - target, low, high, xtol=1e-300, rtol=1e-14))
-
-
 def compose(mus: Iterable[float]) -> float:
     """Return μ = √(Σ μᵢ²) of releases that are μᵢ-GDP, also if each is chosen after seeing the earlier ones."""
     return math.hypot(*mus)
@@ -91,6 +63,7 @@ def advantage(mu: float) -> float:
 
 
 def _log_delta(a: float, mu: float) -> float:
+    """Compute log δ, which is finite even if δ is below the smallest float."""
     far = float(erfcx((mu - a) / _SQRT2))
     if a > 0.0:
         # erfcx(−a/√2) overflows for a > 0; Φ(a) ≥ ½ is not small and can be computed directly.

@@ -364,8 +364,7 @@ class Chain:
     torn: bool
 
 
-def head_path(path: str | Path) -> Path:
-    path = Path(path)
+def head_path(path: Path) -> Path:
     return path.with_name(path.name + ".head")
 
 

@@ -296,8 +296,7 @@ class PrivacyStatement:
         return f"<PrivacyStatement: {summary(self)}; print it to read all of it>"
 
     def _repr_html_(self) -> str:
-        folded = ("The whole statement", self.text)
-        return card("Privacy", [summary(self)], folded=folded, failed=not self.private)
+        return card("Privacy", [summary(self)], folded=("The whole statement", self.text), failed=not self.private)
 
     def to_json(self) -> str:
         """Return the statement as a JSON object; infinite figures are null, because JSON has no infinity."""

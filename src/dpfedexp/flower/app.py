@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.errors import InputError, first_line, nearest, require
+from dpfedexp.files import writing
 from dpfedexp.flower.local_deployment import DOWN, FOLDER, QUIET, find_running, program
 from dpfedexp.flower.monitor import EXIT_CODES, describe, read_status
 
@@ -36,7 +37,7 @@ STOPPED = (
 def new_app(folder: Path | str) -> list[Path]:
     """Write the app into a new or empty folder; return its files."""
     folder = Path(folder)
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise InputError(f"the folder {str(folder)!r} is not empty; name a new one.")
@@ -47,9 +48,7 @@ def new_app(folder: Path | str) -> list[Path]:
                 written.append(folder / source.relative_to(template))
                 written[-1].parent.mkdir(parents=True, exist_ok=True)
                 written[-1].write_text(source.read_text(encoding="utf-8").replace("@name@", name), encoding="utf-8")
-        return sorted(written)
-    except OSError as error:
-        raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
+    return sorted(written)
 
 
 def app_hash(app: Path | str) -> str:

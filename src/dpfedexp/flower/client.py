@@ -127,10 +127,12 @@ def pinned_key(request: NodeRequest, guard: Guard | None, node_config: Mapping[s
 
 
 def reply_content(update: Tensor, request: NodeRequest, ballots: Tensor | None, sender: Sender) -> RecordDict:
-    """The content of the reply with this update's report; `sender` is for the mask of two-party aggregation."""
+    """The content of the reply with this update's report; in two-party aggregation the masked row and the mask's sealed seed."""
     report = clip_and_randomize(update, request.mechanism, ballots=ballots)
     if request.mechanism.needs_helper:
-        return masked_content(report, request, sender)
+        row = to_words(cast(TwoPartyGaussian, request.mechanism).units(report)[0])
+        sent = mask_row(row, messages.round_of(request, len(row), sender.run), sender.node, sender.helper_key)
+        return messages.reply_of(np.ascontiguousarray(sent.words, dtype="<u8"), request, seed=sent.sealed)
     if request.clients:
         return messages.sums_content(request.mechanism.collect(report), request)
     return messages.report_content(report, request)
@@ -268,13 +270,6 @@ def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: T
     if not bool(own.isfinite().all()):
         own = torch.zeros_like(own)
     context.state[_OWN_CONTROL] = ArrayRecord({"c_i": Array(own.numpy())})
-
-
-def masked_content(report: Report, request: NodeRequest, sender: Sender) -> RecordDict:
-    """The content of a reply in two-party aggregation: the masked row, and the mask's seed encrypted with the helper's key."""
-    row = to_words(cast(TwoPartyGaussian, request.mechanism).units(report)[0])
-    sent = mask_row(row, messages.round_of(request, len(row), sender.run), sender.node, sender.helper_key)
-    return messages.reply_of(np.ascontiguousarray(sent.words, dtype="<u8"), request, seed=sent.sealed)
 
 
 def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> Message | None:
@@ -610,10 +605,6 @@ def admit_announced(request: NodeRequest, context: Context, dimension: int) -> N
             total([node_charge(announcement.mechanism, announcement.clients_per_node)], _DELTA),
             _DELTA,
         )
-    said: dict[str, Any] = {
-        "mechanism": kept.get("mechanism", encode(announcement.mechanism)),
-        "rounds": announcement.rounds,
-        sized: dimension,
-    }
-    said |= {"clients_per_node": announcement.clients_per_node, counter: answers}
-    context.state[name] = ConfigRecord({**kept, **said})
+    kept.setdefault("mechanism", encode(announcement.mechanism))
+    kept |= {"rounds": announcement.rounds, "clients_per_node": announcement.clients_per_node}
+    context.state[name] = ConfigRecord({**kept, sized: dimension, counter: answers})

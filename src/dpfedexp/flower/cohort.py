@@ -161,7 +161,7 @@ def choose(
     return found
 
 
-def exchange(grid: Grid, messages: Sequence[Message], seconds: float, poll: float = 0.5) -> list[Message]:
+def exchange(grid: Grid, messages: Sequence[Message], seconds: float) -> list[Message]:
     """Send messages; return the replies before the deadline. Unreadable ones are skipped: no client can stop the server."""
     if not messages:
         return []
@@ -173,7 +173,7 @@ def exchange(grid: Grid, messages: Sequence[Message], seconds: float, poll: floa
         replies += got
         waiting -= {reply.metadata.reply_to_message_id for reply in got}
         if waiting:
-            time.sleep(poll)
+            time.sleep(0.5)
     return replies
 
 

@@ -55,7 +55,7 @@ from dpfedexp.accounting.ledger import LedgerMark, head_path
 from dpfedexp.algorithms.probe import CLIP, LATER, MOST_CANDIDATES, RATE, SCALE
 from dpfedexp.core.noise import ChaChaNoise, Noise
 from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
-from dpfedexp.errors import InputError, LedgerError, checked, is_count, nearest, require
+from dpfedexp.errors import InputError, LedgerError, checked, is_count, is_number, nearest, require
 from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.mechanisms import Mechanism
 from dpfedexp.mechanisms.aggregation import FEWEST, Asked, Helper, PrivateKey, check_public
@@ -124,8 +124,7 @@ def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: t
         require(name in known, f"{what}: {name} is not a setting.{nearest(name, known)}")
     for name in NUMBERS:
         value = values[name]
-        good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-        require(good, f"{what}: {name} is {value!r}; it must be a positive number.")
+        require(is_number(value) and value > 0, f"{what}: {name} is {value!r}; it must be a positive number.")
     require(values["delta"] < 1, f"{what}: delta is {values['delta']}; it must be below 1.")
     require(isinstance(values["mechanisms"], list), f"{what}: mechanisms must be a list of names.")
     for name in values["mechanisms"]:
@@ -359,6 +358,7 @@ class GuardFiles:
         """Find the ledger by the guard file's name, or by id if it was renamed. Raises `LedgerError` if the ids differ."""
         stated = _stated_id(guard)
         path = guard.with_name(guard.stem + _LEDGER)
+        found = None
         if path.exists():
             found = _ledger_id(path)
             if None not in (stated, found) and found != stated:
@@ -366,11 +366,10 @@ class GuardFiles:
                     f"{path.name} is another ledger: it belongs to the guard with id {found!r}, and {guard.name} has id "
                     f"{stated!r}; put the ledger of {stated!r} here, with its head and anchor."
                 )
-            return GuardFiles(guard, path, found or stated, stated is not None)
-        if stated is not None:
+        elif stated is not None:
             others = (other for other in sorted(guard.parent.glob("*" + _LEDGER)) if _ledger_id(other) == stated)
             path = next(others, path)
-        return GuardFiles(guard, path, stated, stated is not None)
+        return GuardFiles(guard, path, found or stated, stated is not None)
 
     @property
     def files(self) -> list[Path]:
@@ -397,7 +396,7 @@ def guard_ledger(guard: Path) -> Iterator[Ledger]:
         with _locked(shared.path.with_suffix(_LOCK)):
             # Read again: a copy of this guard file may have created the ledger meanwhile.
             files = GuardFiles.of(guard)
-            with _open(files, name) as ledger:
+            with _open(files, name, shared) as ledger:
                 seen, before = _last_mark(shared), ledger.mark()
                 yield ledger
                 if ledger.mark() != before:
@@ -414,7 +413,7 @@ def read_ledger(files: GuardFiles) -> Ledger | None:
     return ledger
 
 
-def _open(files: GuardFiles, name: str) -> Ledger:
+def _open(files: GuardFiles, name: str, shared: SharedAnchor) -> Ledger:
     new = not files.ledger.exists()
     if new:
         _check_missing(files)
@@ -435,7 +434,6 @@ def _open(files: GuardFiles, name: str) -> Ledger:
                     f"{files.guard.name} has no id, and one can't be written into it ({error.strerror}); add a line such as "
                     'id = "ward 7", with a name that no other guard has.'
                 ) from None
-        shared = _shared_anchor(name)
         seen = _last_mark(shared)
         if not mark == seen == ledger.mark():
             _move_anchors(files, shared, seen, ledger)

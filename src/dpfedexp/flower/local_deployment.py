@@ -188,17 +188,17 @@ class Deployment:
         started = [process for process in (*self.supernodes, self.superlink) if process is not None]
         for process in started:
             process.terminate()
-        self._wait_for_the_end(5.0)
+        self._wait_for_the_end()
         for process in started:
             process.kill()
         for pid in processes_of(self.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._wait_for_the_end(5.0)
+        self._wait_for_the_end()
         self.supernodes, self.superlink = [], None
 
-    def _wait_for_the_end(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+    def _wait_for_the_end(self) -> None:
+        deadline = time.monotonic() + 5.0
         while time.monotonic() < deadline:
             ended = [p is None or p.poll() is not None for p in [*self.supernodes, self.superlink]]
             if all(ended) and not processes_of(self.mark):
@@ -219,12 +219,11 @@ class Deployment:
     def _write_connection(self) -> None:
         where = f'address = "127.0.0.1:{self.control_port}"\nroot-certificates = "{self.certificates.authority}"\n'
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{where}'
-        (self.home / "config.toml").write_text(
-            text + '\n[superlink.local]\naddress = ":local-in-memory:"\n', encoding="utf-8"
-        )
+        text += '\n[superlink.local]\naddress = ":local-in-memory:"\n'
+        (self.home / "config.toml").write_text(text, encoding="utf-8")
 
-    def _wait_for_port(self, process: subprocess.Popen[bytes], seconds: float = 180.0) -> None:
-        deadline = time.monotonic() + seconds
+    def _wait_for_port(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + 180.0
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 break
@@ -233,7 +232,7 @@ class Deployment:
                 if probe.connect_ex((self.host, self.port)) == 0:
                     return
             time.sleep(0.1)
-        raise InputError(f"the SuperLink did not start within {seconds:g} seconds; its log is in {self.folder}.")
+        raise InputError(f"the SuperLink did not start within 180 seconds; its log is in {self.folder}.")
 
 
 @contextlib.contextmanager
@@ -274,16 +273,16 @@ def find_running(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def stop_running(folder: Path, seconds: float = 60.0) -> bool:
+def stop_running(folder: Path) -> bool:
     """Stop the deployment of this folder, and processes that a killed one has left; return whether there were any."""
     known = find_running(folder)
     if known is None:
         return (folder / _STATE).exists() and _stop_leftovers(folder / _STATE)
     require("pid" in known, "the nodes are still starting; try again in a moment.")
     os.kill(known["pid"], signal.SIGTERM)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 60.0
     while find_running(folder) is not None:
-        require(time.monotonic() < deadline, f"the nodes have not ended within {seconds:g} seconds; try again.")
+        require(time.monotonic() < deadline, "the nodes have not ended within 60 seconds; try again.")
         time.sleep(0.2)
     return True
 

@@ -35,15 +35,14 @@ def read_status(folder: Path | str) -> dict[str, Any]:
     """The content of `status.json`, with "killed" for a run that ended without writing its end."""
     path = Path(folder) / STATUS
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        known = content["status"] in EXIT_CODES
+        status: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known = status["status"] in EXIT_CODES
     except FileNotFoundError:
         raise InputError(f"{str(path)!r} does not exist; a server app writes it when it begins.") from None
     except (OSError, ValueError, KeyError, TypeError):
         known = False
     if not known:
         raise InputError(f"{str(path)!r} can't be read; it is written anew after the next round.")
-    status: dict[str, Any] = content
     if status["status"] == "running" and not _is_held(Path(folder) / LEDGER):
         status |= {"status": "killed", "reason": "the server app ended unexpectedly; repeat the command to resume."}
     return status
@@ -122,10 +121,9 @@ def run_metrics(folder: Path) -> tuple[Lines, bool]:
         *(("dpfedexp_run_status", f'status="{name}"', float(name == status["status"])) for name in EXIT_CODES),
     ]
     try:
-        history = read_history(folder)
+        newest = (read_history(folder) or [{}])[-1]
     except InputError:
-        history = []
-    newest: dict[str, Any] = history[-1] if history else {}
+        newest = {}
     lines += [("dpfedexp_run_clients", f'what="{name}"', newest[name]) for name in _COUNTS if name in newest]
     return lines, status["status"] in ("running", "completed")
 

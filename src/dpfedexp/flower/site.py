@@ -194,31 +194,28 @@ class MessageGate:
         header, tree = received
         run_id = header.metadata.run_id
         try:
-            try:
-                state = given["state"]
-                run = state.get_run(run_id) or given["get_run"](run_id)
-                fab = state.get_fab(run.fab_hash) or given["get_fab"](run.fab_hash, run_id)
-                self.site.check_app(fab.content, run.fab_hash)
-                self.site.check_overrides(run.override_config)
-                if run.primary_task_type == TaskType.AGENT_APP or run.run_id != run_id:
-                    raise Refused("the site answers training only.")
-                ids = [node.object_id for node in iterate_object_tree(tree)]
-                contents = pull_objects(ids, pull_object_fn=lambda key: given["pull_object"](run_id, key))
-                message = _inflate(tree.object_id, dict(contents))
-                message.metadata.__dict__["_message_id"] = tree.object_id
-                if _identity(message) != _identity(header):
-                    raise Refused("the message is not the one that was announced.")
-                # A helper of two-party aggregation answers without an app.
-                helped = helper_reply(message, str(run_id), {}) if message.has_content() else None
-                admitted = None if helped else self.site.admit(message, run.fab_hash)
-            except RunNotRunningException:
-                return None
-            except Refused:
-                raise
-            except Exception as error:
+            state = given["state"]
+            run = state.get_run(run_id) or given["get_run"](run_id)
+            fab = state.get_fab(run.fab_hash) or given["get_fab"](run.fab_hash, run_id)
+            self.site.check_app(fab.content, run.fab_hash)
+            self.site.check_overrides(run.override_config)
+            if run.primary_task_type == TaskType.AGENT_APP or run.run_id != run_id:
+                raise Refused("the site answers training only.")
+            ids = [node.object_id for node in iterate_object_tree(tree)]
+            contents = pull_objects(ids, pull_object_fn=lambda key: given["pull_object"](run_id, key))
+            message = _inflate(tree.object_id, dict(contents))
+            message.metadata.__dict__["_message_id"] = tree.object_id
+            if _identity(message) != _identity(header):
+                raise Refused("the message is not the one that was announced.")
+            # A helper of two-party aggregation answers without an app.
+            helped = helper_reply(message, str(run_id), {}) if message.has_content() else None
+            admitted = None if helped else self.site.admit(message, run.fab_hash)
+        except RunNotRunningException:
+            return None
+        except Exception as error:
+            reason = error if isinstance(error, Refused) else Refused("the message can't be read.")
+            if reason is not error:
                 _log.error("a message could not be fetched", exc_info=error)
-                raise Refused("the message can't be read.") from None
-        except Refused as reason:
             _log.warning("this site refused a request: %s", reason)
             self._answer = refusal(header, reason.shown)
             return int(run_id)

@@ -125,8 +125,7 @@ class DpFedExp(Strategy):
             clients_per_node == 1 or not any(mechanism_class(one.mechanism).needs_helper for one in every),
             "two-party aggregation needs one client per node; set clients_per_node to 1.",
         )
-        self.algorithm, self.clients = algorithm, clients
-        self.rounds = rounds
+        self.algorithm, self.clients, self.rounds = algorithm, clients, rounds
         self.folder = Path(folder).expanduser().absolute()
         self.clients_per_node, self.min_reply_fraction = clients_per_node, min_reply_fraction
         open_to_all = algorithm.adjacency == "add-remove"
@@ -157,8 +156,9 @@ class DpFedExp(Strategy):
     @property
     def opened(self) -> OpenRun:
         """The open run: its state, history and ledger."""
-        require(self._open is not None, "the run has not started; call start first.")
-        return cast(OpenRun, self._open)
+        if self._open is None:
+            raise InputError("the run has not started; call start first.")
+        return self._open
 
     @property
     def state(self) -> State:
@@ -403,9 +403,8 @@ def strategy_from(run_config: Mapping[str, Any]) -> DpFedExp:
     """
     federation, settings = read_settings(run_config)
     given = federation.model_dump(exclude={"round_timeout", "epsilon"})
-    given["budget"] = federation.budget or None
+    given |= {"budget": federation.budget or None, "candidates": read_candidates(run_config) or None}
     given |= {"participation": settings.build_participation(), "local": settings.build_local()}
-    given["candidates"] = read_candidates(run_config) or None
     strategy = DpFedExp(settings.build_algorithm(), **given)
     sections = {key for key in run_config if key.startswith(("algorithm.", "local."))}
     own = sections - {"algorithm.delta", "algorithm.aggregation"}

@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from dpfedexp.core.sums import Vote
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, is_number, require
 from dpfedexp.mechanisms.base import Mechanism
 from dpfedexp.mechanisms.registry import check_name, mechanism_class
 
@@ -69,7 +69,7 @@ def _votes(listed: Any, private: bool) -> tuple[Vote, ...]:
     votes = []
     for name, low, high, noise in listed:
         for what, value in (("range", low), ("range", high), ("noise", noise)):
-            number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+            number = is_number(value) and abs(value) <= _LARGEST
             require(number, f"a vote's {what} holds {value!r}; it must be numbers of at most {_LARGEST:g}.")
         if private:
             _check("votes' noise", noise, float)
@@ -101,8 +101,8 @@ def _check(name: str, value: Any, kind: Any) -> None:
     if bool in kinds:
         require(isinstance(value, bool), f"the mechanism's {name} is {value!r}; it must be true or false.")
         return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    require(number and 0 < value < math.inf, f"the mechanism's {name} is {value!r}; it must be a positive number.")
+    positive = is_number(value) and 0 < value < math.inf
+    require(positive, f"the mechanism's {name} is {value!r}; it must be a positive number.")
     require(
         _SMALLEST <= value <= _LARGEST,
         f"the mechanism's {name} is {value!r}; it must be between {_SMALLEST:g} and {_LARGEST:g}.",
