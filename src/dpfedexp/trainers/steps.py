@@ -455,13 +455,9 @@ class Loop:
         self.task, self.streams = task, streams
         self.seeds = not keyed and task.synthetic is None
 
-    def __call__(self, w: Tensor, *given: Any, **named: Any) -> Tensor:
-        return self.parameters(w, *given, **named).sub_(w)
-
-    def parameters(
+    def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Rows = None, rates: Rows = None
     ) -> Tensor:
-        """The clients' parameters after their steps, w⁽ᵗ'τ⁾, [n, d]."""
         out = torch.empty(len(clients), len(w), device=w.device)
         keys = self.task.keys(self.streams, round, clients)
         rates = self.task.rates(rates, round, len(clients))
@@ -470,7 +466,7 @@ class Loop:
                 at = slice(row, row + 1)
                 own = [None if rows is None else rows[at] for rows in (correction, rates, keys)]
                 self._one(w, clients[at], schedule.part(at), round, out[at], own)
-        return out
+        return out.sub_(w)
 
     def _one(self, w: Tensor, client: Tensor, one: Schedule, round: int, out: Tensor, own: Sequence[Rows]) -> None:
         """Train one client in place in `out` [1, d], which receives its parameters; `own` are its correction, rate and key."""
