@@ -47,7 +47,8 @@ class Batch:
 class Core(Protocol):
     """Computes gradients: `prepare` returns values that depend on the data alone; `descend` passes each gradient to `take`."""
 
-    def prepare(self, x: Inputs) -> dict[int, Inputs]: ...
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
+        return {INPUT: x}
 
     def descend(self, params: Params, batch: Batch, take: Take) -> None: ...
 
@@ -268,7 +269,7 @@ class Recordings:
 
 
 @dataclass(frozen=True)
-class ByProgram:
+class ByProgram(Core):
     """Gradients by a `Program`; in bf16 its values and products are bfloat16, while parameters and sums stay float32."""
 
     program: Program
@@ -284,13 +285,10 @@ class ByProgram:
 
 
 @dataclass(frozen=True)
-class ByVmap:
+class ByVmap(Core):
     """Gradients by `vmap(grad(loss))`, for any module that `vmap` can trace."""
 
     gradients: Callable[..., Params]
-
-    def prepare(self, x: Inputs) -> dict[int, Inputs]:
-        return {INPUT: x}
 
     def descend(self, params: Params, batch: Batch, take: Take) -> None:
         keys = (batch.fixed[KEYS],) if KEYS in batch.fixed else ()
@@ -483,13 +481,10 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class ByAutograd:
+class ByAutograd(Core):
     """Gradients of a single client by torch's backward pass; a simulation leaves out padding rows."""
 
     task: Task
-
-    def prepare(self, x: Inputs) -> dict[int, Inputs]:
-        return {INPUT: x}
 
     def descend(self, params: Params, batch: Batch, take: Take) -> None:
         own = {name: value[0] for name, value in params.items()}
