@@ -208,11 +208,10 @@ class Recording:
         self.loaded = None
         if not self.held:
             self.steps = steps.clone()
-            own = None if rates is None else rates.to(w.device, w.dtype, copy=True)
-            copies = (None if rows is None else rows.clone() for rows in (correction, keys))
-            flat, (correction, keys) = w.clone(), copies
-            self.held = [flat, correction, own, keys]
-            self.inner.begin(flat, steps.clone(), correction, own, keys, uneven=uneven)
+            rates = None if rates is None else rates.to(w.device, w.dtype)
+            flat, *rest = w.clone(), *(None if rows is None else rows.clone() for rows in (correction, rates, keys))
+            self.held = [flat, *rest]
+            self.inner.begin(flat, steps.clone(), *rest, uneven=uneven)
             return
         if self.steps is None or not torch.equal(steps, self.steps):
             self.inner.clock.steps.copy_(steps)
