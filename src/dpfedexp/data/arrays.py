@@ -175,9 +175,9 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
     A client is a pair (inputs, targets), or a loader, a data set or an iterator of rows.
     """
     # A single loader or data set would turn every batch or row into a client.
-    one = next((kind for kind in (data.DataLoader, data.Dataset) if isinstance(clients, kind)), None)
-    kind = one and one.__name__
-    require(one is None, f"clients is a single {kind}; pass a list with one per client, or split its rows (iid).")
+    for kind in (data.DataLoader, data.Dataset):
+        one = f"clients is a single {kind.__name__}"
+        require(not isinstance(clients, kind), f"{one}; pass a list with one per client, or split its rows (iid).")
     table = type(clients).__name__
     require(
         not table.startswith("DataFrame"),
