@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -71,16 +71,16 @@ class Evaluation:
         return isinstance(self.on, str) and self.on == "clients"
 
     @classmethod
-    def split(cls, given: "Evaluations") -> tuple[Self | None, Self | None]:
+    def split(cls, given: "Evaluations") -> "tuple[Evaluation | None, Evaluation | None]":
         """Return the evaluation on the server's own data and the one by the clients; None for one that is not given."""
         many = given if isinstance(given, list) else [] if given is None else [given]
         ours = [one if isinstance(one, Evaluation) else cls(one) for one in many]
-        by = {who: [one for one in ours if one.by_clients is who] for who in (False, True)}
+        server, clients = ([one for one in ours if one.by_clients is who] for who in (False, True))
         require(
-            all(len(found) < 2 for found in by.values()),
+            len(server) < 2 and len(clients) < 2,
             "evaluate lists two evaluations of the same kind; give at most one on the server's data and one by the clients.",
         )
-        return tuple(next(iter(by[who]), None) for who in (False, True))  # type: ignore[return-value]
+        return next(iter(server), None), next(iter(clients), None)
 
 
 EvaluationLike = Evaluation | Evaluate | tuple[Any, Any] | Literal["clients"]

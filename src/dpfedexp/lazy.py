@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from dpfedexp.errors import nearest
@@ -25,20 +26,15 @@ def lazy_names(package: str, *ready: str) -> tuple[Callable[[str], Any], Callabl
     public = sorted([*homes, *ready])
 
     def load(name: str) -> Any:
+        private = name.startswith("_")
         if name in homes:
             value = getattr(import_module(homes[name]), name)
+        elif not private and find_spec(f"{package}.{name}") is not None:
+            value = import_module(f"{package}.{name}")
         else:
-            private = name.startswith("_")
-            try:
-                value = None if private else import_module(f"{package}.{name}")
-            except ModuleNotFoundError as error:
-                if error.name != f"{package}.{name}":
-                    raise
-                value = None
-            if value is None:
-                meant = "" if private else nearest(name, public)
-                # `name` without `obj` keeps Python from adding its own suggestion to the message.
-                raise AttributeError(f"module {package!r} has no attribute {name!r}.{meant}", name=name)
+            meant = "" if private else nearest(name, public)
+            # `name` without `obj` keeps Python from adding its own suggestion to the message.
+            raise AttributeError(f"module {package!r} has no attribute {name!r}.{meant}", name=name)
         # Later uses find the attribute without calling this function.
         setattr(sys.modules[package], name, value)
         return value

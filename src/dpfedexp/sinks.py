@@ -200,7 +200,7 @@ class WandB(Sink):
     outlet = "wandb"
 
     def __init__(self, run: Any = None, project: str | None = None, mode: str | None = None) -> None:
-        self._own, self._run = run is None, run
+        self._run = run
         self._wandb = needed("WandB", "wandb", "wandb") if run is None else None
         self._project, self._mode = project, mode
 
@@ -214,5 +214,5 @@ class WandB(Sink):
     def _end(self, run: Run, facts: dict[str, Any]) -> None:
         self._run.config.update(facts)
         self._run.summary["privacy"] = repr(run.privacy)
-        if self._own:
+        if self._wandb is not None:
             self._run.finish()

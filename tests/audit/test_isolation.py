@@ -9,7 +9,7 @@ from tests.sizes import sized
 
 @pytest.mark.parametrize("trainer", sized(["loop"], trainer_names()))
 def test_no_trainer_of_a_secure_run_lets_a_client_move_the_others(trainer):
-    for result in audit_isolation(0, trainers=(trainer,), steps=2):
+    for result in audit_isolation(0, trainer, steps=2):
         assert result.outcome in ("holds", "not audited"), result
 
 

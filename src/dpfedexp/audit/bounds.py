@@ -43,8 +43,7 @@ def interval(successes: float, trials: int, failure: float) -> tuple[float, floa
 
 def epsilon_score(delta: float) -> Score:
     def score(tpr: Floats, fpr: Floats) -> Floats:
-        with np.errstate(divide="ignore"):
-            scores: Floats = np.maximum(0.0, np.log(np.maximum(tpr - delta, 1e-300)) - np.log(np.maximum(fpr, 1e-300)))
+        scores: Floats = np.maximum(0.0, np.log(np.maximum(tpr - delta, 1e-300)) - np.log(np.maximum(fpr, 1e-300)))
         return scores
 
     return score

@@ -24,15 +24,14 @@ from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.train import train
 from dpfedexp.errors import InputError
 from dpfedexp.trainers.execution import Execution
-from dpfedexp.trainers.select import trainer_names
 
 KIND = "isolation"
 CLIENTS, LARGEST, OUTSIZE = 16, 12, 60
 """Clients hold up to LARGEST examples; the client that is replaced holds OUTSIZE in one of its versions."""
 
 
-def audit_isolation(seed: int, *, trainers: tuple[str, ...] | None = None, steps: int = 40) -> list[Result]:
-    """Audit every trainer that a secure run may use on this machine, with whole data sets and with batches."""
+def audit_isolation(seed: int, trainer: str, *, steps: int) -> list[Result]:
+    """Audit a trainer as a secure run uses it on this machine, with whole data sets and with batches."""
     federations = [_federation(seed, own) for own in (5, OUTSIZE, 1)]
     # Shapes from public numbers, by a batch size or by a bound on the examples; and clients computed one by one.
     work = {
@@ -40,12 +39,10 @@ def audit_isolation(seed: int, *, trainers: tuple[str, ...] | None = None, steps
         "whole data sets": Sgd(lr=3.0, steps=steps, max_examples=2 * LARGEST),
         "one by one": Sgd(lr=3.0, steps=steps),
     }
-    found = []
-    for name in trainers or trainer_names():
-        results = [_audit(f"trainer {name!r}, {how}", name, local, federations, seed) for how, local in work.items()]
-        # A trainer that is not available at all gets one line.
-        found += [result for result in results if not result.skipped] or [replace(results[0], name=f"trainer {name!r}")]
-    return found
+    name = f"trainer {trainer!r}"
+    results = [_audit(f"{name}, {how}", trainer, local, federations, seed) for how, local in work.items()]
+    # A trainer that is not available at all gets one line.
+    return [result for result in results if not result.skipped] or [replace(results[0], name=name)]
 
 
 def _federation(seed: int, own: int) -> Federation:

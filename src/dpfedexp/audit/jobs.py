@@ -35,7 +35,7 @@ def all_jobs(samples: int, seed: int, confidence: float) -> list[Job]:
         Job("train", 15, partial(audit_train, seed, confidence, rounds=128 if more else 32)),
     ]
     jobs += [
-        Job(f"isolation, {name}", 5, partial(audit_isolation, seed, trainers=(name,), steps=60 if more else 20))
+        Job(f"isolation, {name}", 5, partial(audit_isolation, seed, name, steps=60 if more else 20))
         for name in (trainer_names() if more else ("auto", "fast", "loop"))
     ]
     jobs += [

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -275,7 +275,10 @@ def split_options(options: Sequence[str]) -> dict[str, str]:
 def check_options(options: Sequence[str]) -> None:
     """Raise `InputError` for options of flower-supernode that would weaken the isolation of a site."""
     given = split_options(options)
-    written_out(given, (*_REFUSED, *_FILES, "--insecure", "--isolation", "--superlink"))
+    for option, name in itertools.product(given, (*_REFUSED, *_FILES, "--insecure", "--isolation", "--superlink")):
+        # Flower would accept the abbreviation.
+        short = option.startswith("--") and name.startswith(option) and option != name
+        require(not short, f"{option} is short for {name}; write it out.")
     for name, why in _REFUSED.items():
         require(name not in given, f"{name} {why}")
     host = given.get("--superlink", "127.0.0.1:").rpartition(":")[0].strip("[]")
@@ -290,13 +293,6 @@ def check_options(options: Sequence[str]) -> None:
     for name, most in _FILES.items():
         if name in given:
             check_file(Path(given[name]), most)
-
-
-def written_out(options: Iterable[str], names: Iterable[str]) -> None:
-    """Raise `InputError` for abbreviations of these options, which Flower would accept."""
-    for option, name in itertools.product(options, names):
-        short = option.startswith("--") and name.startswith(option) and option != name
-        require(not short, f"{option} is short for {name}; write it out.")
 
 
 @guard_app.callback()

@@ -152,9 +152,8 @@ def run_trials(plan: Sweep, trials: Sequence[Trial]) -> dict[Trial, str]:
                 if problem := future.result():
                     failures[futures[future]] = problem
                 progress.advance(1.0)
-        except BaseException:
+        finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
     return failures
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from dpfedexp import models
 from dpfedexp.config import DataSettings, Settings
 from dpfedexp.data import Federation, Standardize, synthetic_regression
-from dpfedexp.data.data_sets import DATA_SETS, check_kind
+from dpfedexp.data.data_sets import DATA_SETS
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.evaluation import Evaluate
 
@@ -45,7 +45,6 @@ def build(settings: Settings, data: str | None = None) -> Problem:
         return Problem(federation, _model(settings), test)
     if given.kind == "npz":
         return _npz(settings, seed)
-    check_kind(given.kind)
     entry = DATA_SETS[given.kind]
     require(
         not given.standardize or entry.standard is not None,

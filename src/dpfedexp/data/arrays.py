@@ -175,9 +175,9 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
     A client is a pair (inputs, targets), or a loader, a data set or an iterator of rows.
     """
     # A single loader or data set would turn every batch or row into a client.
-    one = next((kind for kind in (data.DataLoader, data.Dataset) if isinstance(clients, kind)), None)
-    kind = one and one.__name__
-    require(one is None, f"clients is a single {kind}; pass a list with one per client, or split its rows (iid).")
+    for kind in (data.DataLoader, data.Dataset):
+        one = f"clients is a single {kind.__name__}"
+        require(not isinstance(clients, kind), f"{one}; pass a list with one per client, or split its rows (iid).")
     table = type(clients).__name__
     require(
         not table.startswith("DataFrame"),
@@ -209,10 +209,10 @@ def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]
 
 def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
     """Stack the items of a map-style data set of (input, target) pairs, each read once; `field` is its name in messages."""
-    tensors, indices = _tensors(dataset)
+    tensors = _tensors(dataset)
     if tensors is not None:
         require(len(tensors) == 2, f"{field} has {len(tensors)} tensors; it must have two, inputs and targets.")
-        return (tensors[0], tensors[1]) if indices is None else (tensors[0][indices], tensors[1][indices])
+        return tensors[0], tensors[1]
     stacked: list[Tensor] = []
     for number in range(len(dataset)):
         item = dataset[number]
@@ -234,16 +234,17 @@ def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
     return stacked[0], stacked[1]
 
 
-def _tensors(dataset: Any) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """The tensors of a `TensorDataset` and the rows of them that a `Subset` selects; (None, None) for other data sets."""
+def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
+    """The tensors of a `TensorDataset`, or the rows of them that a `Subset` selects; None for other data sets."""
     indices: Tensor | None = None
     # A subclass with its own __getitem__, such as for augmentation, is read item by item.
     while isinstance(dataset, data.Subset) and type(dataset).__getitem__ is data.Subset.__getitem__:
         inner = torch.as_tensor(np.asarray(dataset.indices, dtype=np.int64))
         indices = inner if indices is None else inner[indices]
         dataset = dataset.dataset
-    plain = isinstance(dataset, data.TensorDataset) and type(dataset).__getitem__ is data.TensorDataset.__getitem__
-    return (dataset.tensors, indices) if plain else (None, None)
+    if not isinstance(dataset, data.TensorDataset) or type(dataset).__getitem__ is not data.TensorDataset.__getitem__:
+        return None
+    return dataset.tensors if indices is None else tuple(tensor[indices] for tensor in dataset.tensors)
 
 
 def wrong_item(item: Any) -> str:

@@ -279,7 +279,7 @@ class Federation(metaclass=_NamesConstructors):
     ) -> Self:
         """Split into clients of equal size, each with its own class mix ~ Dirichlet(alpha) (Hsu et al. 2019)."""
         labels, rng = dealing.class_labels(targets), dealing.generator(seed)
-        return cls(inputs, targets, dealing.dirichlet(*labels, clients, alpha, rng, samples_per_client), **options)
+        return cls(inputs, targets, dealing.dirichlet(labels, clients, alpha, rng, samples_per_client), **options)
 
     @classmethod
     @checked
@@ -288,7 +288,7 @@ class Federation(metaclass=_NamesConstructors):
     ) -> Self:
         """Split into clients of unequal size: each class is divided among the clients in Dirichlet(alpha) proportions."""
         labels, rng = dealing.class_labels(targets), dealing.generator(seed)
-        return cls(inputs, targets, dealing.dirichlet_per_class(*labels, clients, alpha, rng), **options)
+        return cls(inputs, targets, dealing.dirichlet_per_class(labels, clients, alpha, rng), **options)
 
     @classmethod
     @checked
@@ -303,7 +303,7 @@ class Federation(metaclass=_NamesConstructors):
         **options: Unpack[DataOptions],
     ) -> Self:
         """Give each client a few shards of the label-sorted data (McMahan et al. 2017)."""
-        (labels, _), rng = dealing.class_labels(targets), dealing.generator(seed)
+        labels, rng = dealing.class_labels(targets), dealing.generator(seed)
         return cls(inputs, targets, dealing.shards(labels, clients, rng, shards_per_client), **options)
 
     @checked

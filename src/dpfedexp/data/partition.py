@@ -149,14 +149,13 @@ def generator(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(check_seed(seed)))
 
 
-def class_labels(targets: Any) -> tuple[NDArray[np.int64], int]:
-    """Map labels to 0..K-1; returns the mapped labels and K."""
+def class_labels(targets: Any) -> NDArray[np.int64]:
+    """Map labels to 0..K-1, each of which occurs."""
     tensor = as_tensor("targets", targets)
     kind = str(tensor.dtype).removeprefix("torch.")
     require("float" not in kind, f"targets has dtype {kind}; splitting by class needs integer class labels.")
     require(tensor.dim() == 1, f"targets has shape {tuple(tensor.shape)}; splitting by class needs one label per row.")
-    classes, labels = np.unique(tensor.numpy(), return_inverse=True)
-    return labels.astype(np.int64), len(classes)
+    return np.unique(tensor.numpy(), return_inverse=True)[1].astype(np.int64)
 
 
 def iid(examples: int, clients: int, rng: np.random.Generator) -> Assignment:
@@ -167,7 +166,6 @@ def iid(examples: int, clients: int, rng: np.random.Generator) -> Assignment:
 
 def dirichlet(
     labels: NDArray[np.int64],
-    classes: int,
     clients: int,
     alpha: float,
     rng: np.random.Generator,
@@ -182,9 +180,9 @@ def dirichlet(
     most = len(labels) // clients
     size = most if samples_per_client is None else check_count("samples_per_client", samples_per_client)
     require(size <= most, f"samples_per_client is {size}; {len(labels)} rows for {clients} clients allow up to {most}.")
-    mixes = rng.dirichlet(np.full(classes, float(alpha)), size=clients) if classes > 1 else np.ones((clients, 1))
-    left = np.bincount(labels, minlength=classes)
-    counts = np.zeros((clients, classes), dtype=np.int64)
+    left = np.bincount(labels)
+    mixes = rng.dirichlet(np.full(len(left), float(alpha)), size=clients) if len(left) > 1 else np.ones((clients, 1))
+    counts = np.zeros((clients, len(left)), dtype=np.int64)
     for taken, mix in zip(counts, mixes, strict=True):
         while wanted := size - int(taken.sum()):
             weights = np.where(left > 0, mix, 0.0)
@@ -197,14 +195,12 @@ def dirichlet(
     return _deal(labels, counts, rng)
 
 
-def dirichlet_per_class(
-    labels: NDArray[np.int64], classes: int, clients: int, alpha: float, rng: np.random.Generator
-) -> Assignment:
+def dirichlet_per_class(labels: NDArray[np.int64], clients: int, alpha: float, rng: np.random.Generator) -> Assignment:
     """Divide every class among the clients in Dirichlet(alpha · 1) proportions, so that sizes are unequal."""
     _check_alpha(alpha)
     _check_enough(len(labels), clients, 0)
-    pools = np.bincount(labels, minlength=classes)
-    shares = rng.dirichlet(np.full(clients, float(alpha)), size=classes) if clients > 1 else np.ones((classes, 1))
+    pools = np.bincount(labels)
+    shares = rng.dirichlet(np.full(clients, float(alpha)), size=len(pools)) if clients > 1 else np.ones((len(pools), 1))
     cuts = np.floor(np.cumsum(shares, axis=1) * pools[:, None]).astype(np.int64)
     cuts[:, -1] = pools
     return _deal(labels, np.diff(np.minimum(cuts, pools[:, None]), axis=1, prepend=0).T, rng)
@@ -234,7 +230,7 @@ def _by_label(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np
 def _deal(labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator) -> Assignment:
     """Assign random rows of each class: `counts[i, k]` rows of class k to client i."""
     ordered = _by_label(labels, rng)
-    starts = _offsets(np.bincount(labels, minlength=counts.shape[1]))[:-1]
+    starts = _offsets(np.bincount(labels))[:-1]
     dealt = counts.sum(axis=0)
     rows = np.concatenate([ordered[start : start + count] for start, count in zip(starts, dealt, strict=True)])
     owners = np.concatenate([np.repeat(np.arange(len(counts)), column) for column in counts.T])

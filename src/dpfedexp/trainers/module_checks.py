@@ -43,7 +43,7 @@ def state_of(module: nn.Module) -> ModuleState:
         still = {name: value for name, value in held.items() if value is not None}
         found |= {f"{dot}{n}": v for n, v in still.items() if n in part._buffers or not v.requires_grad}
         for name, value in vars(part).items():
-            if name not in _MACHINERY and not name.endswith("_hooks") and not name.endswith("_hooks_with_kwargs"):
+            if name not in _MACHINERY and not name.endswith(("_hooks", "_hooks_with_kwargs")):
                 _collect(f"{dot}{name}", value, found, _DEPTH)
     return found
 

@@ -117,11 +117,8 @@ def check_isolated_optimizer(local: LocalOptimizer) -> None:
     bases = {name: base for name, base in vars(LocalOptimizer).items() if not name.startswith("_")}
     changed = [name for name, base in bases.items() if name not in _OF_ONE_CLIENT and own(name, base)]
     changed += [name for name in vars(local) if name in bases and callable(bases[name])]
-    changed += [
-        name
-        for name in ("__getattr__", "__getattribute__")
-        if getattr(kind, name, None) not in (None, object.__getattribute__)
-    ]
+    hooks = ("__getattr__", "__getattribute__")
+    changed += [name for name in hooks if getattr(kind, name, None) not in (None, object.__getattribute__)]
     require(
         not changed,
         f"the local optimizer {kind.__name__} defines {', '.join(changed)}. A secure run accepts only {', '.join(_OF_ONE_CLIENT)}: "

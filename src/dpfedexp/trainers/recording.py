@@ -14,7 +14,7 @@ import operator
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, lru_cache
@@ -446,9 +446,9 @@ class SyntheticClients:
         generator = torch.Generator().manual_seed(0)
         self.sizes, self.transform, self.tokens = sizes, transform, tokens
         self.rows = max(16, min(_MOST_ROWS, _MOST_NUMBERS // max(1, sum(part.numel() for part in leaves(like[0])))))
-        self.inputs = each(lambda row: _rows(self.rows, row, generator, tokens, torch.randn), like[0])
+        self.inputs = each(lambda row: _drawn((self.rows, *row.shape), row, generator, tokens, torch.randn), like[0])
         # Targets between 0 and 1 suit every loss for floating-point targets, probabilities included.
-        self.targets = _rows(self.rows, like[1], generator, tokens, torch.rand)
+        self.targets = _drawn((self.rows, *like[1].shape), like[1], generator, tokens, torch.rand)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -458,11 +458,12 @@ class SyntheticClients:
         return each(lambda rows: rows[at].to(device), self.inputs), self.targets[at].to(device)
 
 
-def _rows(count: int, row: Tensor, generator: torch.Generator, tokens: int, draw: Callable[..., Tensor]) -> Tensor:
-    shape = (count, *row.shape)
-    if row.is_floating_point():
-        return draw(shape, generator=generator).to(row.dtype)
-    return torch.randint(0, tokens, shape, generator=generator).to(row.dtype)
+def _drawn(
+    shape: Sequence[int], like: Tensor, generator: torch.Generator, tokens: int, draw: Callable[..., Tensor]
+) -> Tensor:
+    if like.is_floating_point():
+        return draw(shape, generator=generator).to(like.dtype)
+    return torch.randint(0, tokens, shape, generator=generator).to(like.dtype)
 
 
 def adversarial(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inputs, Tensor]]:
@@ -496,10 +497,6 @@ class Synthetic:
     def like(self, values: Any) -> Any:
         """Values of the same shapes, layouts and types: uniform on [0, 1), or whole numbers below `tokens`."""
         generator = torch.Generator().manual_seed(0)
-
-        def one(value: Tensor) -> Tensor:
-            if value.is_floating_point():
-                return laid_out(torch.rand(value.shape, generator=generator), value)
-            return laid_out(torch.randint(0, self.tokens, value.shape, generator=generator), value)
-
-        return tree_map(one, values)
+        return tree_map(
+            lambda value: laid_out(_drawn(value.shape, value, generator, self.tokens, torch.rand), value), values
+        )

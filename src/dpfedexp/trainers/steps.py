@@ -47,7 +47,8 @@ class Batch:
 class Core(Protocol):
     """Computes gradients: `prepare` returns values that depend on the data alone; `descend` passes each gradient to `take`."""
 
-    def prepare(self, x: Inputs) -> dict[int, Inputs]: ...
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
+        return {INPUT: x}
 
     def descend(self, params: Params, batch: Batch, take: Take) -> None: ...
 
@@ -207,11 +208,10 @@ class Recording:
         self.loaded = None
         if not self.held:
             self.steps = steps.clone()
-            own = None if rates is None else rates.to(w.device, w.dtype, copy=True)
-            copies = (None if rows is None else rows.clone() for rows in (correction, keys))
-            flat, (correction, keys) = w.clone(), copies
-            self.held = [flat, correction, own, keys]
-            self.inner.begin(flat, steps.clone(), correction, own, keys, uneven=uneven)
+            rates = None if rates is None else rates.to(w.device, w.dtype)
+            flat, *rest = w.clone(), *(None if rows is None else rows.clone() for rows in (correction, rates, keys))
+            self.held = [flat, *rest]
+            self.inner.begin(flat, steps.clone(), *rest, uneven=uneven)
             return
         if self.steps is None or not torch.equal(steps, self.steps):
             self.inner.clock.steps.copy_(steps)
@@ -268,7 +268,7 @@ class Recordings:
 
 
 @dataclass(frozen=True)
-class ByProgram:
+class ByProgram(Core):
     """Gradients by a `Program`; in bf16 its values and products are bfloat16, while parameters and sums stay float32."""
 
     program: Program
@@ -284,13 +284,10 @@ class ByProgram:
 
 
 @dataclass(frozen=True)
-class ByVmap:
+class ByVmap(Core):
     """Gradients by `vmap(grad(loss))`, for any module that `vmap` can trace."""
 
     gradients: Callable[..., Params]
-
-    def prepare(self, x: Inputs) -> dict[int, Inputs]:
-        return {INPUT: x}
 
     def descend(self, params: Params, batch: Batch, take: Take) -> None:
         keys = (batch.fixed[KEYS],) if KEYS in batch.fixed else ()
@@ -455,13 +452,9 @@ class Loop:
         self.task, self.streams = task, streams
         self.seeds = not keyed and task.synthetic is None
 
-    def __call__(self, w: Tensor, *given: Any, **named: Any) -> Tensor:
-        return self.parameters(w, *given, **named).sub_(w)
-
-    def parameters(
+    def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Rows = None, rates: Rows = None
     ) -> Tensor:
-        """The clients' parameters after their steps, w⁽ᵗ'τ⁾, [n, d]."""
         out = torch.empty(len(clients), len(w), device=w.device)
         keys = self.task.keys(self.streams, round, clients)
         rates = self.task.rates(rates, round, len(clients))
@@ -470,7 +463,7 @@ class Loop:
                 at = slice(row, row + 1)
                 own = [None if rows is None else rows[at] for rows in (correction, rates, keys)]
                 self._one(w, clients[at], schedule.part(at), round, out[at], own)
-        return out
+        return out.sub_(w)
 
     def _one(self, w: Tensor, client: Tensor, one: Schedule, round: int, out: Tensor, own: Sequence[Rows]) -> None:
         """Train one client in place in `out` [1, d], which receives its parameters; `own` are its correction, rate and key."""
@@ -487,13 +480,10 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class ByAutograd:
+class ByAutograd(Core):
     """Gradients of a single client by torch's backward pass; a simulation leaves out padding rows."""
 
     task: Task
-
-    def prepare(self, x: Inputs) -> dict[int, Inputs]:
-        return {INPUT: x}
 
     def descend(self, params: Params, batch: Batch, take: Take) -> None:
         own = {name: value[0] for name, value in params.items()}

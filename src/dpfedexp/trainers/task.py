@@ -215,10 +215,9 @@ class Task:
 
         def read(step: int) -> tuple[Inputs, Tensor]:
             parts = []
-            for row, seed in enumerate(seeds):
-                at = slice(row, row + 1)
+            for client, own, seed in zip(clients.split(1), positions.split(1), seeds, strict=True):
                 with seeded_generators(self.device, seed + step):
-                    parts.append(self.clients.gather(clients[at], positions[at, step], self.device))
+                    parts.append(self.clients.gather(client, own[:, step], self.device))
             return cast(tuple[Inputs, Tensor], tree_map(lambda *values: torch.cat(values), *parts))
 
         return read

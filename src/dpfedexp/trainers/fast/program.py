@@ -86,11 +86,6 @@ class Program:
                 self._apply(step, {}, values, len(x))
         return {i: values[i] for i in self.kept}
 
-    def forward(self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor]) -> tuple[Tensor, list[Saved]]:
-        values, count = dict(fixed), len(next(iter(params.values())))
-        saved = [self._apply(step, params, values, count) for step in self.active]
-        return values[self.output], saved
-
     def _apply(self, step: ProgramStep, params: Mapping[str, Tensor], values: dict[int, Tensor], count: int) -> Saved:
         """Apply one step to the values; returns what its backward pass needs, None if it has none."""
         given = self._given(step, params, count)
@@ -114,14 +109,16 @@ class Program:
         take: Callable[[str, Gradient], None],
     ) -> None:
         """Pass every parameter's gradient to `take` as soon as it is complete; this step does not read the parameter afterwards."""
-        outputs, saved = self.forward(params, fixed)
+        values, count = dict(fixed), len(next(iter(params.values())))
+        saved = [self._apply(step, params, values, count) for step in self.active]
+        outputs = values[self.output]
         gradients = {self.output: start(outputs, targets, weights).to(outputs.dtype)}
         for step in reversed(self.active):
             kept = saved.pop()
             if step.output not in self.differentiated:
                 continue
             wanted = any(i in self.differentiated for i in step.inputs)
-            given = self._given(step, params, len(outputs))
+            given = self._given(step, params, count)
             of_params, of_inputs = step.op.backward(given, kept, gradients.pop(step.output), wanted)
             for i, gradient in zip(step.inputs, of_inputs, strict=True):
                 if i in self.differentiated and gradient is not None:

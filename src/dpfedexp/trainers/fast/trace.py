@@ -141,22 +141,19 @@ class _Translation:
     calls: int = 0
 
     def program(self) -> Program:
-        output = None
-        for node in self.graph.nodes:
+        *nodes, last = self.graph.nodes
+        for node in nodes:
             if node in self.skip or node.op == "get_attr":
                 continue
             if node.op == "placeholder":
                 refuse(INPUT in self.values.values(), "a module with several inputs")
                 self.values[node] = INPUT
-            elif node.op == "output":
-                refuse(not isinstance(node.args[0], fx.Node), "a module with several outputs")
-                output = self._value(node.args[0])
             elif node.op == "call_module":
                 self._module(node)
             else:
                 self._function(node)
-        if output is None:
-            raise Unsupported("a module without an output")
+        refuse(not isinstance(last.args[0], fx.Node), "a module with several outputs")
+        output = self._value(last.args[0])
         unused = self.trainable - self.used
         refuse(bool(unused), f"parameter {min(unused, default='')!r} is not used")
         return Program(tuple(self.steps), output, self.frozen)
