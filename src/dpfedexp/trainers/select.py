@@ -6,6 +6,7 @@ decides; the log has the times. A new trainer is a class that implements `Traine
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -48,28 +49,20 @@ class Programs:
     @cached_property
     def fused(self) -> Program:
         """The program with triton kernels in place of patches and products."""
-        plain, steps = self.plain, self._fused_steps() if has_triton() else []
-        if len(steps) in (0, len(plain.steps)):
+        found = _with_fused(self.plain, self._pooled) if has_triton() else self.plain
+        if found is self.plain:
             raise InputError("the trainer needs triton and a layer that its kernels speed up; use trainer='auto'.")
-        found = replace(plain, steps=tuple(steps))
         # These kernels are made for one precision: each is compared with the operations it replaces, on exact inputs.
-        self._checked(lambda: with_checked_ops(found, plain, self.task.precision))
+        self._checked(lambda: with_checked_ops(found, self.plain, self.task.precision))
         return found
 
-    def _fused_steps(self) -> list[ProgramStep]:
-        """The steps of the plain program, with one in place of patches and their product where a kernel computes both."""
+    def _pooled(self, step: ProgramStep, source: ProgramStep) -> Op | None:
         from dpfedexp.trainers.fast import pooled_kernels as kernels
 
-        steps: list[ProgramStep] = []
-        for step in self.plain.steps:
-            if isinstance(own := step.op, ContractAndPool):
-                outputs, channels = self.task.model.get_parameter(step.params[0]).shape[:2]
-                op = kernels.pooled(own.window, own.pool, own.bias, outputs, channels, self.task.precision)
-                if op is not None:
-                    # The step before makes the patches, for this one alone (`trace`).
-                    step = replace(step, op=op, inputs=steps.pop().inputs)
-            steps.append(step)
-        return steps
+        if not isinstance(step.op, ContractAndPool):
+            return None
+        outputs, channels = self.task.model.get_parameter(step.params[0]).shape[:2]
+        return kernels.pooled(step.op.window, step.op.pool, step.op.bias, outputs, channels, self.task.precision)
 
     def _checked(self, make: Callable[[], Program]) -> Program:
         """Make a program and compare it with `vmap` in float32; the rules are the same for every precision."""
@@ -119,6 +112,22 @@ def _check(task: Task, program: Program) -> None:
 def _differs(found: Tensor, exact: Tensor, precision: Precision) -> bool:
     off, scale = (float(torch.linalg.vector_norm(value)) for value in (found.float() - exact, exact))
     return not off <= TOLERANCE[precision] * scale + 1e-6
+
+
+def _with_fused(program: Program, fused: Callable[[ProgramStep, ProgramStep], Op | None]) -> Program:
+    """Replace two operations by one wherever `fused` returns one and only the second operation reads the first."""
+    readers = Counter(i for step in program.steps for i in step.inputs)
+    made_by = {step.output: step for step in program.steps}
+    gone: set[int] = set()
+    steps: list[ProgramStep] = []
+    for step in program.steps:
+        source = made_by.get(step.inputs[0])
+        op = fused(step, source) if source is not None and readers[source.output] == 1 else None
+        if source is not None and op is not None:
+            gone.add(source.output)
+            step = ProgramStep(op, source.inputs, step.output, source.params + step.params)
+        steps.append(step)
+    return replace(program, steps=tuple(step for step in steps if step.output not in gone)) if gone else program
 
 
 @dataclass(frozen=True)
