@@ -1,10 +1,13 @@
 """Steps that are recorded once and replayed: every round reads its own clients' rows."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from dpfedexp import Execution, Federation, Sgd, fedavg, train
+from dpfedexp.trainers.recording import record
 from dpfedexp.trainers.select import Programs, by_program
 from dpfedexp.trainers.steps import Steps
 from tests.trainers.shared import labeled, simulated
@@ -81,3 +84,10 @@ def test_a_transform_is_called_in_every_round():
     _, _, step = recorded(clients(transform=noisy), FULL)
     first, second = (step(torch.arange(6), number) for number in (1, 2))
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("other", [torch.finfo(torch.float32).max, -math.inf, math.nan])
+def test_recordings_with_different_constants_are_not_the_same(other):
+    tapes = [record(lambda x, c=torch.tensor([c]): x + c, (torch.zeros(2),)) for c in (math.inf, math.inf, other)]
+    assert tapes[0].same(tapes[1])
+    assert not tapes[0].same(tapes[2])
