@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -26,7 +27,15 @@ from dpfedexp.flower import app as flower_app
 from dpfedexp.flower.access import check_file
 from dpfedexp.flower.app import app_hash, new_app, paths_from_here, read_overrides, run_app
 from dpfedexp.flower.guard import Guard
-from dpfedexp.flower.local_deployment import DOWN, Deployment, find_running, make_node_key, running, stop_running
+from dpfedexp.flower.local_deployment import (
+    DOWN,
+    Deployment,
+    find_running,
+    make_node_key,
+    processes_of,
+    running,
+    stop_running,
+)
 from dpfedexp.flower.messages import NodeRequest
 from dpfedexp.flower.monitor import guard_metrics, guard_summary, metrics_server, read_status, run_metrics, to_text
 from dpfedexp.mechanisms import LocalGaussian
@@ -374,6 +383,9 @@ def test_processes_of_a_deployment_whose_own_process_was_killed_are_ended(tmp_pa
     left = deployment._spawn([sys.executable, "-c", "import time; time.sleep(1000)"], "left")
     try:
         (tmp_path / "up.json").write_text(json.dumps({"mark": deployment.mark}))
+        # Linux shows the environment of a new program a moment after it began.
+        while not processes_of(deployment.mark):
+            time.sleep(0.01)
         assert stop_running(tmp_path)
         assert left.wait(60) == -signal.SIGKILL
         assert not stop_running(tmp_path)

@@ -27,7 +27,7 @@ from dpfedexp.engine.engine import LOCAL_RATE, Request
 from dpfedexp.engine.prepare import prepare
 from tests.fuzz.program_parts import COUNT, Chance, clients_of, forget, local_of, loss_of, model_of, transform_of
 
-CLIP, SECONDS = 1.0, 120
+CLIP, SECONDS = 1.0, 1200
 PRIVATE = dp_fedavg(clip=CLIP, noise_multiplier=2.0)
 TOGETHER = ("auto", "auto", "loop", "loop", "tiled-loop", "vectorized", "tiled-vectorized")
 ALONE = ("auto", "auto", "loop", "loop", "tiled-loop")
