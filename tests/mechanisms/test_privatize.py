@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfedexp.accounting import Ledger, gdp
+from dpfedexp.accounting import Ledger, gdp, noise
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import privatize
 
@@ -15,7 +15,9 @@ def test_the_gaussian_report_costs_what_was_asked_for_and_its_noise_is_that_of_t
     report = privatize(torch.zeros(50_000), clip=0.5, epsilon=1.0, delta=1e-6)
     assert (report.epsilon, report.delta) == (pytest.approx(1.0, rel=1e-6), 1e-6)
     # Replacing one's vector moves it by 2C = 1; a standard deviation over 50,000 numbers is known to 1/√100,000: six of these.
-    assert float(report.vector.std()) == pytest.approx(1.0 / gdp.mu(1.0, 1e-6), rel=6 / math.sqrt(100_000))
+    assert float(report.vector.std()) == pytest.approx(
+        0.5 * noise(1.0, rounds=1, delta=1e-6), rel=6 / math.sqrt(100_000)
+    )
 
 
 def test_times_shares_the_promise_among_reports():
