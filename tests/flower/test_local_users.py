@@ -24,7 +24,7 @@ from dpfedexp.flower.local_deployment import Deployment, free_port, program
 from dpfedexp.flower.site import ACQUIRE, NO_REPORT, serve_runtime
 from tests.sizes import long
 
-from .app_folder import LOCAL, PATIENCE, QUICK, make_app, run_app, wait_until
+from .app_folder import LOCAL, PATIENCE, QUICK, listens, make_app, run_app, wait_until
 from .other_user import APP_USER, STRANGER, as_user, can_switch_user
 
 as_others = pytest.mark.skipif(not can_switch_user(), reason="only root on Linux can start processes as other users")
@@ -181,7 +181,7 @@ def test_an_app_reads_no_secret_and_gets_nothing_out_and_a_stranger_gets_no_task
     with Apart(place, app) as deployment:
         addresses = [deployment.runtime[f"supernode{index}"] for index in (0, 1)]
         for address in addresses:
-            wait_until(lambda where=address: listens(where), f"a server on {address}")
+            wait_until(lambda where=address: listens(int(where.split(":")[1])), f"a server on {address}")
         words = [sys.executable, "-c", ATTACK, str(place / "supernode0.ca"), str(shared / "stolen.json")]
         stranger = subprocess.Popen(
             as_user([*words, str(shared / "stop"), *addresses], STRANGER),
@@ -214,12 +214,6 @@ def test_an_app_reads_no_secret_and_gets_nothing_out_and_a_stranger_gets_no_task
         assert (found["user"], found["core"], found["opened"]) == (APP_USER, [0, 0], []), "it saw the site's files"
         assert index == 0 or (found["dumpable"] == 0 and "token" not in found["words"])
     assert all(re.search(r"Max core file size +0 +0 ", text) for text in limits)
-
-
-def listens(address: str) -> bool:
-    host, port = address.split(":")
-    with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) == 0
 
 
 @contextlib.contextmanager
@@ -301,16 +295,16 @@ def test_an_app_that_may_dump_core_gets_no_task(public_place, caplog):
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp6"), reason="only Linux tells whose a connection is")
 @pytest.mark.parametrize(
-    ("listens", "connects"),
+    ("serves", "connects"),
     [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1"), ("127.0.0.1", "::ffff:127.0.0.1")],
 )
-def test_the_user_of_a_connection_is_known_in_both_families(listens, connects):
-    family = socket.AF_INET6 if ":" in listens else socket.AF_INET
+def test_the_user_of_a_connection_is_known_in_both_families(serves, connects):
+    family = socket.AF_INET6 if ":" in serves else socket.AF_INET
     with socket.socket(family) as server:
-        if listens == "::":
+        if serves == "::":
             server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         try:
-            server.bind((listens, 0))
+            server.bind((serves, 0))
             server.listen()
             client = socket.create_connection((connects, server.getsockname()[1]))
         except OSError:
@@ -318,7 +312,10 @@ def test_the_user_of_a_connection_is_known_in_both_families(listens, connects):
         with client:
             end, _ = server.accept()
             with end:
-                assert peer(end.getpeername()[:2], end.getsockname()[:2]) == f"user {os.geteuid()}"
+                addresses = end.getpeername()[:2], end.getsockname()[:2]
+                assert peer(*addresses) == f"user {os.geteuid()}"
+                client.close()
+                assert peer(*addresses) is None, "the kernel lists a closed socket as root's, whoever opened it"
             assert peer(("127.0.0.1", 1), server.getsockname()[:2]) is None, "on loopback, and no such connection"
     assert peer(("192.0.2.7", 1), ("192.0.2.1", 2)) == "192.0.2.7", "another machine is known by its address"
     assert peer(("192.0.2.1", 1), ("192.0.2.1", 2)) is None, "this machine's own address, and no such connection"
