@@ -298,7 +298,7 @@ def test_two_copies_that_charge_at_once_never_both_pass(guard, tmp_path):
 
 def test_an_anchor_that_moved_while_the_ledger_was_in_use_is_not_written_over(guard):
     spend(guard, 1)
-    anchor = guard_ledger._shared_anchor(guard_summary(guard)["id"])
+    anchor, _ = guard_ledger._shared_anchor(guard_summary(guard)["id"])
 
     def charge_meanwhile() -> None:
         with guard_ledger.guard_ledger(guard.path) as ledger:

@@ -327,7 +327,7 @@ def test_a_refused_request_starts_no_app(kind, tmp_path, bundle, caplog):
     assert not node.state.get_messages_legacy(is_reply=False)
     node.push()
     assert reason in node.answer().error.reason
-    assert any(said in caplog.text for said in ("this site refused a request: ", "a message could not be stored"))
+    assert "this site refused a request: " in caplog.text
     assert node.charges == 0
 
 

@@ -221,11 +221,8 @@ def _in_table(address: Address, family: socket.AddressFamily) -> str:
     found = ipaddress.ip_address(address[0].partition("%")[0])
     if family == socket.AF_INET6 and found.version == 4:
         found = ipaddress.ip_address(f"::ffff:{found}")
-    elif family == socket.AF_INET and found.version == 6:
-        mapped = getattr(found, "ipv4_mapped", None)
-        if mapped is None:
-            raise ValueError(address)
-        found = mapped
+    elif family == socket.AF_INET:
+        found = ipaddress.IPv4Address(str(getattr(found, "ipv4_mapped", None) or found))
     words = (found.packed[i : i + 4] for i in range(0, len(found.packed), 4))
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{address[1]:04X}"
 

@@ -102,15 +102,6 @@ def clip_and_randomize(
     return mechanism.randomize(clipped, torch.arange(len(rows)), noise or ChaChaNoise(), **given)
 
 
-@dataclass(frozen=True)
-class Sender:
-    """The sender of a masked row: run and node from the SuperNode, and the helper's key from the site's settings."""
-
-    run: str
-    node: int
-    helper_key: str
-
-
 def pinned_key(request: NodeRequest, guard: Guard | None, node_config: Mapping[str, Any]) -> str:
     """The public key of the helper that this site trusts; "" where the request needs none."""
     if not request.mechanism.needs_helper:
@@ -126,12 +117,17 @@ def pinned_key(request: NodeRequest, guard: Guard | None, node_config: Mapping[s
     return check_public(key)
 
 
-def reply_content(update: Tensor, request: NodeRequest, ballots: Tensor | None, sender: Sender) -> RecordDict:
-    """The content of the reply with this update's report; in two-party aggregation the masked row and the mask's sealed seed."""
+def reply_content(
+    update: Tensor, request: NodeRequest, ballots: Tensor | None, run: str, node: int, helper_key: str
+) -> RecordDict:
+    """The content of the reply with this update's report; in two-party aggregation the masked row and the mask's sealed seed.
+
+    `run` and `node` are the SuperNode's, and `helper_key` is from the site's settings: none of them comes from a message.
+    """
     report = clip_and_randomize(update, request.mechanism, ballots=ballots)
     if request.mechanism.needs_helper:
         row = to_words(cast(TwoPartyGaussian, request.mechanism).units(report)[0])
-        sent = mask_row(row, messages.round_of(request, len(row), sender.run), sender.node, sender.helper_key)
+        sent = mask_row(row, messages.round_of(request, len(row), run), node, helper_key)
         return messages.reply_of(np.ascontiguousarray(sent.words, dtype="<u8"), request, seed=sent.sealed)
     if request.clients:
         return messages.sums_content(request.mechanism.collect(report), request)
@@ -191,8 +187,8 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
             _remember(context, request.mechanism, control, update.flatten(), request.tau_eta_l)
         if enforced(context):
             return trained
-        sender = Sender(str(context.run_id), int(context.node_id), helper_key)
-        return Message(reply_content(update, request, read_ballots(trained, request), sender), reply_to=message)
+        ballots, sender = read_ballots(trained, request), (str(context.run_id), int(context.node_id))
+        return Message(reply_content(update, request, ballots, *sender, helper_key), reply_to=message)
     except Exception as error:
         _log.error("the app's train function failed on this node", exc_info=error)
         return refusal(message, "the app's train function failed; see the node's log.")
