@@ -54,18 +54,6 @@ def invoke(*words: object):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-class Watching(Nodes):
-    """Three nodes; what `look` sees of the folder before each round's messages leave is in `seen`."""
-
-    def __init__(self, look) -> None:
-        super().__init__(THREE)
-        self.look, self.seen = look, []
-
-    def push_messages(self, messages):
-        self.seen.append(self.look())
-        return super().push_messages(messages)
-
-
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The address of a run's metrics."""
@@ -111,11 +99,12 @@ def test_status_and_statement_are_there_after_every_round_and_say_how_it_ended(t
     def statement() -> dict:
         return json.loads((tmp_path / "privacy.json").read_text())
 
-    grid = Watching(lambda: (read_status(tmp_path), statement()["rounds"]))
+    grid, seen = Nodes(THREE), []
+    grid.reply_of = lambda message, reply: seen.append((read_status(tmp_path), statement()["rounds"])) or reply
     start(tmp_path, grid, rounds=2)
-    told = [(status["status"], status["round"], rounds) for status, rounds in grid.seen]
-    assert told == [("running", 0, 0), ("running", 1, 1)]
-    assert grid.seen[0][0]["epsilon"] == 0.0 < grid.seen[1][0]["epsilon"]
+    told = [(status["status"], status["round"], rounds) for status, rounds in seen]
+    assert told == [("running", 0, 0)] * 3 + [("running", 1, 1)] * 3
+    assert seen[0][0]["epsilon"] == 0.0 < seen[3][0]["epsilon"]
     end = read_status(tmp_path)
     assert (end["status"], end["round"], end["rounds"], end["reason"]) == ("completed", 2, 2, "")
     assert end["epsilon"] == statement()["epsilon_total"]

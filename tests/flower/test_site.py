@@ -242,30 +242,11 @@ def test_a_failure_is_a_charged_report_of_zero_where_the_site_says_so(votes, tmp
     assert node.charges == 1
 
 
-def test_an_app_that_never_answers_gets_the_error_and_its_late_reply_is_deleted(node):
-    node.gate.app_timeout = 0.2
-    first = node.ask()
-    node.push()
-    assert node.answer().error.reason == REFUSAL + NO_REPORT
-    node.reply(hostile({"arrays": arrays({"w": SECRET})})(first))
-    node.gate.app_timeout = 2.0
-    next_round_is_answered(node)
-    assert node.charges == 1
-    assert list(node.state.get_messages_legacy(is_reply=True)) == []
-
-
-def next_round_is_answered(node: Node) -> None:
-    node.reply(hostile(honest())(node.ask(round=2)))
-    node.sent.clear()
-    node.pushed.clear()
-    node.push()
-    assert node.answer().content[REQUEST]["round"] == 2
-
-
-def test_waiting_for_an_app_ends_with_the_request_whatever_the_sites_app_timeout(node):
+@pytest.mark.parametrize(("app_timeout", "ttl"), [(0.2, 3600.0), (3600.0, 0.3)], ids=["app_timeout", "request"])
+def test_an_app_that_never_answers_gets_the_error_and_can_return_nothing_later(app_timeout, ttl, node):
     """What was shown: a task that another process had taken kept the site silent for an hour, through all later rounds."""
-    node.gate.app_timeout = 3600.0
-    node.ask(ttl=0.3)
+    node.gate.app_timeout = app_timeout
+    first = node.ask(ttl=ttl)
     (task,) = node.state.get_tasks()
     token = node.state.claim_task(task.task_id)
     assert node.state.activate_task(task_id=task.task_id), "a process has it, and says nothing"
@@ -275,7 +256,15 @@ def test_waiting_for_an_app_ends_with_the_request_whatever_the_sites_app_timeout
     assert not waiting.is_alive()
     assert node.answer().error.reason == REFUSAL + NO_REPORT
     assert node.state.get_task_by_token(token) is None, "its token opens nothing any more"
-    next_round_is_answered(node)
+    node.reply(hostile({"arrays": arrays({"w": SECRET})})(first))
+    node.gate.app_timeout = 2.0
+    node.sent.clear()
+    node.pushed.clear()
+    node.reply(hostile(honest())(node.ask(round=2)))
+    node.push()
+    assert node.answer().content[REQUEST]["round"] == 2
+    assert node.charges == 1
+    assert list(node.state.get_messages_legacy(is_reply=True)) == []
 
 
 def test_of_many_replies_one_report_leaves(node):
