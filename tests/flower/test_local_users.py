@@ -143,16 +143,8 @@ class Apart(Deployment):
         ours = [sys.executable, "-m", "dpfedexp", "superexec"]
         options = ["--runtime-api-address", self.runtime[name], "--root-certificates", str(authority)]
         options += ["--superexec-auth-secret-file", str(secret)]
-        with open(self.folder / f"{name}-app.log", "ab") as log:
-            subprocess.Popen(
-                as_user([*(flowers if name == "supernode0" else ours), *options], APP_USER),
-                env={**self.environment, "FLWR_HOME": str(home), "HOME": str(home)},
-                cwd=home,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        apps = as_user([*(flowers if name == "supernode0" else ours), *options], APP_USER)
+        super()._spawn(["env", f"--chdir={home}", f"FLWR_HOME={home}", f"HOME={home}", *apps], f"{name}-app")
         return node
 
 
@@ -162,7 +154,7 @@ class Apart(Deployment):
 def test_an_app_reads_no_secret_and_gets_nothing_out_and_a_stranger_gets_no_task_with_or_without_a_token(public_place):
     """What was shown: the token is in a world-readable command line; with it one gets model and app, and the site is silent.
 
-    Node 0 is hostile, node 1 honest. One round, local privacy; then the same app with one byte more, which no site listed.
+    Node 0 is hostile, node 1 honest. One round, local privacy.
     """
     place, shared, out, site = (public_place / name for name in ("", "shared", "out", "up"))
     settings = {"clients": 2, "rounds": 1, "min_reply_fraction": 0.5, "folder": str(out), "round_timeout": PATIENCE}
@@ -192,12 +184,9 @@ def test_an_app_reads_no_secret_and_gets_nothing_out_and_a_stranger_gets_no_task
         (shared / "stop").touch()
         assert stranger.wait(PATIENCE) == 0
         limits = [Path(f"/proc/{process.pid}/limits").read_text() for process in deployment.supernodes]
-        (app / "federation" / "other.py").write_text("another = True\n")
-        refused = run_app(app, deployment.environment, "-c", f'federation.folder="{place / "second"}"').stdout
         log = (site / "supernode0.log").read_text()
     assert "asked 2, valid 1, refused 1" in shown, shown
     assert NO_REPORT in shown
-    assert refused.count("this app is not on the site's list") == 2, refused
     for path in [*site.glob("superlink.log"), *out.rglob("*")]:
         assert b"4711" not in path.read_bytes()
     assert [len(Ledger.open(site / f"guard.node{i}.ledger.jsonl", read_only=True)) for i in (0, 1)] == [0, 1]
@@ -244,7 +233,6 @@ def gate(other_user: bool) -> Iterator[int]:
 ASK = """
 import http.client, resource, sys
 port, core, *asked = sys.argv[1:]
-hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
 if core == "0": resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 for one in asked:
     path, _, secret = one.partition("=")

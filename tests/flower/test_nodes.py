@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import Context, RecordDict
 
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.engine.checkpoint import read_progress
@@ -13,7 +13,7 @@ from dpfedexp.engine.verify import outcome, recompute, verify_run
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp
 
-from .loopback import LoopbackGrid, Silence, flat, plain_app, problem, stop_after
+from .loopback import LoopbackGrid, Silence, deploy, flat, plain_app, problem, stop_after
 
 pytestmark = pytest.mark.usefixtures("silent", "sleepless")
 CLIP = 0.5
@@ -45,10 +45,8 @@ class Nodes(LoopbackGrid):
 
 
 def start(folder, grid, algorithm=REPLACE, clients=3, rounds=1, **options) -> DpFedExp:
-    options = {"min_reply_fraction": 0.3, "node_timeout": 0.01, "noise": Silence, **options}
-    strategy = DpFedExp(algorithm, clients=clients, rounds=rounds, folder=folder, **options)
-    strategy.start(grid, ArrayRecord(problem(6)[1].state_dict()), timeout=0.05)
-    return strategy
+    given = {"min_reply_fraction": 0.3, "node_timeout": 0.01, "noise": Silence, **options}
+    return deploy(folder, algorithm, grid, clients, rounds, timeout=0.05, **given)[0]
 
 
 def moved_sum(strategy: DpFedExp) -> torch.Tensor:

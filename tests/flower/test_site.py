@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
@@ -39,7 +39,7 @@ from dpfedexp.mechanisms.serialization import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 from ..mechanisms.parties import charges, helper_file, public_key, round_of, rows, sent
-from . import loopback  # noqa: F401  sets Flower's task identity
+from .loopback import parts_of, with_id
 
 CENTRAL, LOCAL = CentralGaussian(0.5, 3.0).secure(), LocalGaussian(0.5, 3.0).secure()
 SECRET = np.arange(1000, 1004, dtype=np.float32)
@@ -81,8 +81,7 @@ class Node:
         content = {"arrays": arrays(MODEL), "config": ConfigRecord(), REQUEST: given.to_record()}
         message = Message(RecordDict(content if records is None else records), 7, kind, group_id=str(round), ttl=ttl)
         message.metadata.__dict__["_run_id"] = self.run.run_id
-        message.metadata.__dict__["_message_id"] = message.object_id
-        objects = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
+        objects = parts_of(with_id(message))
         header = Message(RecordDict(), reply_to=None, dst_node_id=7, message_type=kind)
         header.metadata.__dict__.update(message.metadata.__dict__)
         self.gate.pull(
@@ -100,12 +99,10 @@ class Node:
 
     def reply(self, reply: Message, leave_out: int = 0) -> None:
         """As the Runtime API does for an app: the message, then its objects."""
-        reply.metadata.__dict__["_message_id"] = reply.object_id
         session = self.state.start_session(self.run.run_id)
-        self.state.store_message_and_object_tree(reply, get_object_tree(reply), session)
-        objects = list(get_all_nested_objects(reply).items())
-        for key, value in objects[leave_out:]:
-            self.state.store_object(self.run.run_id, session, key, value.deflate())
+        self.state.store_message_and_object_tree(with_id(reply), get_object_tree(reply), session)
+        for key, value in list(parts_of(reply).items())[leave_out:]:
+            self.state.store_object(self.run.run_id, session, key, value)
 
     def push(self) -> None:
         def send(message, tree, duration):

@@ -13,7 +13,7 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.routers.fleet.router import router as fleet_router
@@ -23,6 +23,8 @@ from dpfedexp.flower import superlink as own_messages
 from dpfedexp.flower.access import node_id, parse_address, read_keys, read_nodes
 from dpfedexp.flower.local_deployment import make_node_key
 from dpfedexp.flower.superlink import EXPECTED, FLEET, FilteredApp, NodeMessages, handlers, memory_factories, serve
+
+from .loopback import parts_of, with_id
 
 
 @pytest.fixture
@@ -152,13 +154,11 @@ class Link:
             patched.setattr(TaskIdentity, "_run_id", self.run)
             patched.setattr(TaskIdentity, "_node_id", SUPERLINK_NODE_ID)
             patched.setattr(TaskIdentity, "_task_id", task)
-            message = Message(content(7.0), node, "train", ttl=600.0)
-        message.metadata.__dict__["_message_id"] = message.object_id
+            message = with_id(Message(content(7.0), node, "train", ttl=600.0))
         session = self.state.start_session(self.run)
         stored, missing = self.state.store_message_and_object_tree(message, get_object_tree(message), session)
         assert stored
-        parts = get_all_nested_objects(message)
-        assert all(self.state.store_object(self.run, session, key, parts[key].deflate()) for key in missing)
+        assert all(self.state.store_object(self.run, session, key, parts_of(message)[key]) for key in missing)
         return message
 
     def pull(self, node: int) -> list:
@@ -175,9 +175,7 @@ class Link:
 
     def reply(self, node: int, records: RecordDict) -> Message:
         """An answer to what a node was asked, in that node's name."""
-        message = Message(records, reply_to=self.asked[node])
-        message.metadata.__dict__["_message_id"] = message.object_id
-        return message
+        return with_id(Message(records, reply_to=self.asked[node]))
 
     def push(self, node: int, message: Message):
         request = PushMessagesRequest(
@@ -195,9 +193,9 @@ class Link:
     def answer(self, node: int, records: RecordDict) -> Message:
         """What an honest node does; True for every object that it uploads."""
         message = self.reply(node, records)
-        response, parts = self.push(node, message), get_all_nested_objects(message)
+        response, parts = self.push(node, message), parts_of(message)
         assert set(response.objects_to_push) == set(parts), "all of it is requested, even if another node sent the same"
-        assert all(self.upload(node, response.session_id, key, parts[key].deflate()) for key in parts)
+        assert all(self.upload(node, response.session_id, key, part) for key, part in parts.items())
         return message
 
 
@@ -217,12 +215,12 @@ def test_an_honest_exchange_passes(link):
     for node in (VICTIM, HOSTILE):
         (message,) = link.pull(node)
         assert message.metadata.message_id == link.asked[node].metadata.message_id
-        for key in get_all_nested_objects(link.asked[node]):
+        for key in parts_of(link.asked[node]):
             assert link.object_of(node, key).object_available
         link.confirm(node, message.metadata.message_id)
         sent = link.answer(node, content(float(node == VICTIM)))
         assert link.state.get_message_res({link.asked[node].metadata.message_id}, link.run)[0].metadata.message_id
-        assert all(link.store.get(key) for key in get_all_nested_objects(sent))
+        assert all(link.store.get(key) for key in parts_of(sent))
 
 
 def test_no_node_answers_in_anothers_name(link):
@@ -238,7 +236,7 @@ def test_a_guess_of_anothers_update_is_not_confirmed_and_an_object_has_the_name_
 
     def all_that_the_hostile_node_sees(link: Link) -> list:
         link.pull(HOSTILE)
-        parts = {key: part.deflate() for key, part in get_all_nested_objects(content(0.0)["arrays"]).items()}
+        parts = parts_of(content(0.0)["arrays"])
         fetched = [link.object_of(HOSTILE, key).SerializeToString() for key in parts]
         response = link.push(HOSTILE, link.reply(HOSTILE, content(0.0)))
         without_session = [link.upload(HOSTILE, "", key, part) for key, part in parts.items()]

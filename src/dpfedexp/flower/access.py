@@ -37,24 +37,21 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def check_flower(command: str, module: Any = None, functions: Mapping[str, str] | None = None) -> None:
+def check_flower(command: str, module: Any, functions: Mapping[str, str]) -> None:
     """Raise `InputError` for another version of Flower than `command` supports, or for `functions` with other arguments."""
     import flwr
 
-    made_for = " or ".join(VERSIONS)
-
-    def refuse(found: str) -> InputError:
-        return InputError(
-            f"dpfedexp {command} was made for flwr {made_for}, and this is {flwr.__version__}{found}; install flwr=={VERSIONS[-1]}."
-        )
-
-    if flwr.__version__ not in VERSIONS:
-        raise refuse("")
-    for name, expected in (functions or {}).items():
+    changed = ""
+    for name, expected in functions.items() if flwr.__version__ in VERSIONS else ():
         function = getattr(module, name, None)
         if function is None or list(inspect.signature(function).parameters) != expected.split():
-            state = "missing" if function is None else "another one"
-            raise refuse(f", whose {module.__name__}.{name} is {state}")
+            changed = f", whose {module.__name__}.{name} is {'missing' if function is None else 'another one'}"
+            break
+    require(
+        flwr.__version__ in VERSIONS and not changed,
+        f"dpfedexp {command} was made for flwr {' or '.join(VERSIONS)}, and this is {flwr.__version__}{changed}; "
+        f"install flwr=={VERSIONS[-1]}.",
+    )
 
 
 def node_id(public_key: bytes) -> int:

@@ -545,6 +545,7 @@ def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int, candidat
         federation, settings = read_settings(dict(run_config))
         algorithm, participation = settings.build_algorithm(), settings.build_participation()
         local, candidates, rounds = settings.build_local(), read_candidates(dict(run_config)), federation.rounds
+        players = candidates or (Candidate(),)
         many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
         extras = plan_comparison(candidates, local, rounds)[2] if candidates else Extras()
         extras = replace(extras, evaluations=many)
@@ -553,9 +554,9 @@ def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int, candidat
             rule, own = one.algorithm or algorithm, one.local or local
             return bind(rule, own, dimension, federation.clients, participation, rounds, rule.private, extras=extras)
 
-        mechanism, probe, others = bound(candidates[candidate] if candidate < len(candidates) else Candidate())
-        if candidates:
-            first = bound(candidates[0])[0]
+        mechanism, probe, others = bound(players[min(candidate, len(players) - 1)])
+        if candidate:
+            first = bound(players[0])[0]
             require(mechanism.client_event() == first.client_event(), "candidates cost different epsilons")
     except InputError as reason:
         raise Refused(f"the run's configuration announces no limits that this node can check: {reason}") from None
@@ -565,7 +566,7 @@ def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int, candidat
         often |= {RATE: extras.rate_votes, CLIP: extras.rate_votes * mechanism.adapts_clip, SCALE: scales}
         others |= {purpose: probe.mechanisms[purpose] for purpose in (RATE, CLIP, SCALE) if often[purpose]}
     asked = {purpose: (one, often[purpose]) for purpose, one in others.items()}
-    return AnnouncedLimits(mechanism, rounds, federation.clients_per_node, asked, max(1, len(candidates)))
+    return AnnouncedLimits(mechanism, rounds, federation.clients_per_node, asked, len(players))
 
 
 def admit_announced(request: NodeRequest, context: Context, dimension: int) -> None:
