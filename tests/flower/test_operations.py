@@ -46,7 +46,6 @@ from .test_nodes import ADD, Nodes, start
 pytestmark = pytest.mark.usefixtures("silent", "sleepless")
 
 THREE = {1: 0, 2: 1, 3: 2}
-APPS = {"apps": ["ab" * 32]}
 
 
 def invoke(*words: object):
@@ -65,7 +64,9 @@ def served(folder: Path) -> Iterator[str]:
 @pytest.fixture
 def guard(tmp_path) -> Guard:
     (tmp_path / "site").mkdir()
-    return Guard.load(guard_file(tmp_path / "site", max_epsilon_per_round=5.0, max_epsilon_total=6.0))
+    path = guard_file(tmp_path / "site", max_epsilon_per_round=5.0, max_epsilon_total=6.0, apps=["ab" * 32])
+    path.chmod(0o600)
+    return Guard.load(path)
 
 
 @pytest.fixture
@@ -224,7 +225,6 @@ def test_a_file_that_other_users_can_reach_is_refused_with_the_command_that_clos
     charge(guard)
     for kept in guard.path.parent.iterdir():
         kept.chmod(0o600)
-    guard.path.write_text(f'apps = ["{"ab" * 32}"]\n' + guard.path.read_text())
     path = (guard.path.parent / name).resolve()
     path.touch()
     path.chmod(wrong)
@@ -264,20 +264,19 @@ def test_the_documented_commands_of_a_site_leave_no_file_that_its_node_refuses(t
     ],
 )
 def test_options_that_would_open_a_site_are_refused(options, reason, guard):
-    guard_file(guard.path.parent, **APPS)
     assert reason in str(invoke("node", "--guard", guard.path, *options).exception)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file away")
 def test_a_guard_that_belongs_to_the_apps_user_is_refused(guard):
     """Its mode looks private, and its owner can change it all the same."""
-    guard_file(guard.path.parent, **APPS).chmod(0o600)
     os.chown(guard.path, 65534, 65534)
-    belongs = "guard.toml' belongs to another user (id 65534)"
-    assert belongs in str(invoke("node", "--guard", guard.path).exception)
+    said = str(invoke("node", "--guard", guard.path).exception)
+    assert "guard.toml' belongs to another user (id 65534)" in said
 
 
 def test_an_enforcing_node_needs_a_list_of_apps(guard):
+    guard_file(guard.path.parent)
     assert "lists no apps" in str(invoke("node", "--guard", guard.path).exception)
 
 
