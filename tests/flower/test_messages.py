@@ -16,7 +16,16 @@ from dpfedexp.core.clipping import Clipped
 from dpfedexp.core.noise import Streams, step_for
 from dpfedexp.core.sums import Sums, Vote, within_clip_vote
 from dpfedexp.errors import InputError
-from dpfedexp.flower.messages import REPORT, REQUEST, NodeRequest, as_array, read_sums, report_content, sums_content
+from dpfedexp.flower.messages import (
+    REPORT,
+    REQUEST,
+    NodeRequest,
+    as_array,
+    read_sums,
+    report_content,
+    strict_array,
+    sums_content,
+)
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit, Report
 from dpfedexp.mechanisms.base import with_secure_noise
 from dpfedexp.mechanisms.serialization import decode, encode
@@ -36,6 +45,14 @@ def test_an_array_has_the_bytes_that_flower_writes(values):
     ours, flowers = as_array(values), Array(np.require(values, requirements="C"))
     assert all(getattr(ours, name) == getattr(flowers, name) for name in ("dtype", "shape", "stype", "data"))
     assert np.array_equal(ours.numpy(), values)
+
+
+def test_a_site_reads_a_transposed_parameter_of_its_app_and_the_server_none():
+    """Flower writes it column by column: a node that enforces had no report of an honest app."""
+    values = np.arange(6.0, dtype="f4").reshape(2, 3).T
+    assert np.array_equal(strict_array(Array(values), "float32", (3, 2), of_app=True), values)
+    with pytest.raises(InputError, match="its header is wrong"):
+        strict_array(Array(values), "float32", (3, 2))
 
 
 def message(content: RecordDict) -> Message:

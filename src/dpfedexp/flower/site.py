@@ -154,7 +154,7 @@ class Site:
 def _values(array: Array, shape: tuple[int, ...]) -> np.ndarray:
     """The array as float32. Values that are not finite stay: `clip_and_randomize` sets such rows to zero."""
     require(array.dtype in _FLOATS, "one of its arrays is not of floating-point numbers.")
-    return strict_array(array, array.dtype, shape, finite=False).astype(np.float32)
+    return strict_array(array, array.dtype, shape, of_app=True).astype(np.float32)
 
 
 @dataclass
