@@ -1,5 +1,6 @@
 """The template's app with the task of `example_task.py`, other settings, and nodes that misbehave where a test asks for it."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -78,6 +79,11 @@ def run_app(app: Path, environment: dict[str, str], *options: str, connection: s
         text=True,
         timeout=patience,
     )
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_until(condition, what: str, process: subprocess.Popen | None = None) -> None:

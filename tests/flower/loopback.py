@@ -36,10 +36,20 @@ class Silence:
         return torch.full((len(clients), width), 0.25, dtype=torch.float64)
 
 
+def parts_of(content: Message | RecordDict) -> dict[str, bytes]:
+    """All objects of a message or of its content, serialized, by their names."""
+    return {key: value.deflate() for key, value in get_all_nested_objects(content).items()}
+
+
+def with_id(message: Message) -> Message:
+    """The message with the id that Flower gives it when it is sent."""
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message
+
+
 def through_the_wire(message: Message) -> Message:
     """The message as its receiver gets it: every object serialized and read back."""
-    contents = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
-    received = inflate_object_from_contents(message.object_id, contents)
+    received = inflate_object_from_contents(message.object_id, parts_of(message))
     received.metadata.__dict__["_message_id"] = message.metadata.message_id
     return received
 

@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import threading
@@ -17,7 +16,7 @@ import pytest
 from dpfedexp.flower.local_deployment import Certificates, Deployment, free_port, make_certificates
 from tests.sizes import long
 
-from .app_folder import LOCAL, PATIENCE, QUICK, make_app, run_app, wait_until
+from .app_folder import LOCAL, PATIENCE, QUICK, listens, make_app, run_app, wait_until
 
 PROXY = Path(__file__).parents[2] / "examples" / "deploy" / "proxy"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -40,12 +39,8 @@ def nginx(name: str, place: Path, changes: dict[str, str], port: int) -> Iterato
     with open(place / "error.log", "wb") as log:
         process = subprocess.Popen([str(NGINX), "-e", "stderr", "-c", str(place / name), *same_user], stderr=log)
 
-    def listens() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
     try:
-        wait_until(listens, "the start of nginx", process)
+        wait_until(lambda: listens(port), "the start of nginx", process)
         yield
     finally:
         process.terminate()
@@ -95,13 +90,10 @@ def upstream(certificates: Certificates) -> Iterator[tuple[int, list[str]]]:
         server.shutdown()
 
 
-def authorities(place: Path) -> tuple[Certificates, Certificates]:
-    """The server's, and another one for operators, with a certificate of each."""
-    found = []
-    for name in ("server", "operators"):
-        (place / name).mkdir()
-        found.append(make_certificates(place / name))
-    return found[0], found[1]
+def authority(folder: Path) -> Certificates:
+    """A new authority with a certificate."""
+    folder.mkdir()
+    return make_certificates(folder)
 
 
 def status_of(port: int, server: Certificates, shown: Certificates | None, path: str) -> int:
@@ -114,7 +106,7 @@ def status_of(port: int, server: Certificates, shown: Certificates | None, path:
 
 
 def test_only_a_certificate_of_the_operators_authority_reaches_control_and_nothing_else_than_control(tmp_path):
-    server, operators = authorities(tmp_path)
+    server, operators = authority(tmp_path / "server"), authority(tmp_path / "operators")
     place = tmp_path / "proxy"
     with upstream(server) as (inner, asked), control_proxy(place, server, operators.authority, inner) as port:
         start = "/v1/control/start-run"
@@ -132,7 +124,7 @@ def test_only_a_certificate_of_the_operators_authority_reaches_control_and_nothi
 
 
 def test_a_superlink_of_another_authority_is_not_believed(tmp_path):
-    server, operators = authorities(tmp_path)
+    server, operators = authority(tmp_path / "server"), authority(tmp_path / "operators")
     place = tmp_path / "proxy"
     with upstream(operators) as (inner, asked), control_proxy(place, server, operators.authority, inner) as port:
         assert status_of(port, server, operators, "/v1/control/start-run") == 502
@@ -143,8 +135,7 @@ def test_a_superlink_of_another_authority_is_not_believed(tmp_path):
 @pytest.mark.usefixtures("alone")
 def test_a_run_is_started_through_both_ends_and_without_a_certificate_it_is_not(tmp_path):
     """`dpfedexp flower run` → nginx of the operator → nginx of the server → a SuperLink with one node."""
-    (tmp_path / "operators").mkdir()
-    operators = make_certificates(tmp_path / "operators")
+    operators = authority(tmp_path / "operators")
     app = make_app(
         tmp_path / "app",
         federation={"clients": 1, "rounds": 1, "folder": str(tmp_path / "out"), "node_timeout": PATIENCE},
@@ -152,7 +143,6 @@ def test_a_run_is_started_through_both_ends_and_without_a_certificate_it_is_not(
         local=LOCAL,
     )
     with Deployment(tmp_path / "up", 1, environment=QUICK) as deployment:
-        assert deployment.certificates is not None
         server = deployment.certificates
         with control_proxy(tmp_path / "proxy", server, operators.authority, deployment.control_port) as outer:
             refused = through(deployment, tmp_path / "stranger", app, outer, server)
@@ -168,7 +158,6 @@ def through(deployment: Deployment, home: Path, app: Path, outer: int, shown: Ce
     """The run of an app from a machine that shows this certificate."""
     home.mkdir()
     local = free_port()
-    assert deployment.certificates is not None
     changes = {
         "operator.pem": str(shown.certificate),
         "operator.key": str(shown.key),

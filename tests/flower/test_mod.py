@@ -12,7 +12,7 @@ from scipy.stats import kstest
 
 from dpfedexp.accounting import Sampling
 from dpfedexp.core.sums import Vote, within_clip_vote
-from dpfedexp.flower import clip_and_randomize, private_training
+from dpfedexp.flower import private_training
 from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, ROWS, NodeRequest
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 
@@ -36,36 +36,28 @@ def claimed(shape: tuple[int, ...], values: np.ndarray) -> Array:
 )
 def test_a_model_that_is_not_what_it_claims_is_refused(array, monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *size, **options: pytest.fail("made room before it looked"))
-    given = NodeRequest(1, "n" * 32, LocalGaussian(0.3, 2.2), Sampling())
-    content = RecordDict({"arrays": ArrayRecord({"w": array}), REQUEST: given.to_record()})
-    message = Message(content, 7, "train")
-    message.metadata.__dict__["_message_id"] = "m"
-    reply = private_training(message, Context(1, 7, {}, RecordDict(), {}), lambda message, context: message)
+    reply = ask(LocalGaussian(0.3, 2.2), records={"arrays": ArrayRecord({"w": array})})
     assert reply.error.reason.startswith("dpfedexp: the array 'w'")
 
 
-def ask(mechanism, node_config=None, trained=None, state=None, round=1, run=1, run_config=None, seen=None, **request):
+MODEL, UPDATED = Array(np.ones(4, dtype=np.float32)), [1.5, 1.0, 1.0, 1.0]
+
+
+def ask(mechanism, node=None, trained=UPDATED, state=None, run=1, run_config=None, ballots=None, records=(), **request):
     """The mod's reply for a model of 4 ones whose app returns `trained` (for every client of the node), or raises it.
 
-    `control` is the server's control variate in every coordinate; `seen` gets the messages that reach the app, and
-    `ballots` are its answers to votes.
+    `records` are further ones of the message, and `ballots` the app's answers to votes.
     """
-    control, ballots = request.pop("control", None), request.pop("ballots", None)
-    given = NodeRequest(round, "n" * 32, mechanism, Sampling(), **request)
-    seen = [] if seen is None else seen
-    records = {"arrays": {"w": np.ones(4, dtype=np.float32)}}
-    if control is not None:
-        records["dpfedexp.control"] = {"w": np.full(4, control, dtype=np.float32)}
-    arrays = {key: ArrayRecord({name: Array(value) for name, value in named.items()}) for key, named in records.items()}
-    message = Message(RecordDict({**arrays, "config": ConfigRecord(), REQUEST: given.to_record()}), 7, "train")
+    given = NodeRequest(**{"round": 1, **request}, nonce="n" * 32, mechanism=mechanism, sampling=Sampling())
+    asked = {"arrays": ArrayRecord({"w": MODEL}), "config": ConfigRecord(), REQUEST: given.to_record()}
+    message = Message(RecordDict({**asked, **dict(records)}), 7, "train")
     message.metadata.__dict__["_message_id"] = "m"
-    context = Context(run, 7, node_config or {}, RecordDict() if state is None else state, run_config or {})
+    context = Context(run, 7, node or {}, RecordDict() if state is None else state, run_config or {})
 
     def app(message: Message, context: Context) -> Message:
         if isinstance(trained, Exception):
             raise trained
-        seen.append(message)
-        values = trained(message) if callable(trained) else [1.5, 1.0, 1.0, 1.0] if trained is None else trained
+        values = trained(message) if callable(trained) else trained
         arrays = values if isinstance(values, dict) else {"w": values}
         named = {name: Array(np.asarray(values, dtype=np.float32)) for name, values in arrays.items()}
         content = RecordDict({"arrays": ArrayRecord(named), "m": ConfigRecord({"loss": 0.123})})
@@ -77,6 +69,11 @@ def ask(mechanism, node_config=None, trained=None, state=None, round=1, run=1, r
         return Message(content, reply_to=message)
 
     return private_training(through_the_wire(message), context, app)
+
+
+def control(value: float) -> dict:
+    """The server's control variate, the same in every coordinate."""
+    return {"dpfedexp.control": ArrayRecord({"w": Array(np.full(4, value, dtype=np.float32))})}
 
 
 def sent(reply: Message) -> np.ndarray:
@@ -107,23 +104,9 @@ def test_local_noise_has_its_size_and_is_never_the_same_twice():
     assert len({row.tobytes() for row in rows}) == 100
 
 
-def test_the_structured_privunit_report_is_a_level_and_a_unit_vector():
-    reply = ask(PrivUnit(0.2, 4))
-    assert np.linalg.norm(sent(reply)) == pytest.approx(1.0, abs=2e-4), "up to the grid of secure noise"
-    assert 0 <= reply.content.config_records[REQUEST]["level"] <= PrivUnit(0.2, 4).scalar.k
-
-
 def test_privunit_for_another_dimension_is_refused():
     reply = ask(PrivUnit(0.2, 5))
     assert "for 5 parameters, but the model has 4" in reply.error.reason
-
-
-def test_privatize_takes_rows_and_single_updates():
-    mechanism = CentralGaussian(1.0, 1.0, numerator="free")
-    one = clip_and_randomize(torch.tensor([3.0, 4.0]), mechanism)
-    many = clip_and_randomize(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), mechanism)
-    torch.testing.assert_close(one.vector[0], many.vector[0])
-    assert float(many.vector.norm(dim=1).max()) <= 1.0
 
 
 def test_a_failing_app_tells_the_server_nothing_about_why(caplog):
@@ -177,11 +160,11 @@ def test_a_guard_that_is_missing_or_damaged_or_whose_ledger_was_changed_refuses_
     def asked():
         return ask(LocalGaussian(0.3, 9.0), {"dpfedexp-guard": str(path)})
 
-    for text in (None, "max_clip = 1.0", "max_clip = ", "max_clop = 1.0"):
-        if text is not None:
-            path.write_text(text)
-        reason = "dpfedexp: this node's guard file can't be used; see the node's log."
-        assert asked().error.reason == reason
+    unusable = "dpfedexp: this node's guard file can't be used; see the node's log."
+    assert asked().error.reason == unusable
+    for text in ("max_clip = 1.0", "max_clip = ", "max_clop = 1.0"):
+        path.write_text(text)
+        assert asked().error.reason == unusable
     guard_file(tmp_path)
     assert not asked().has_error()
     ledger = tmp_path / "guard.ledger.jsonl"
@@ -192,49 +175,46 @@ def test_a_guard_that_is_missing_or_damaged_or_whose_ledger_was_changed_refuses_
 def test_neither_the_message_nor_the_run_can_name_the_guard(tmp_path):
     """A server that sends its own, wider guard in every record it controls is still held to the node's."""
     wide = guard_file(tmp_path, max_epsilon_per_round=1e9)
-    narrow = tmp_path / "own"
-    narrow.mkdir()
-    node = {"dpfedexp-guard": str(guard_file(narrow))}
-    request = NodeRequest(1, "n", LocalGaussian(0.3, 0.7), Sampling())
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord({"w": Array(np.ones(4, dtype=np.float32))}),
-            "config": ConfigRecord({"dpfedexp-guard": str(wide)}),
-            REQUEST: ConfigRecord({**request.to_record(), "dpfedexp-guard": str(wide)}),
-        }
-    )
-    context = Context(1, 7, node, RecordDict(), {"dpfedexp-guard": str(wide)})
-    reply = private_training(Message(content, 7, "train"), context, lambda m, c: m)
+    (tmp_path / "own").mkdir()
+    node = {"dpfedexp-guard": str(guard_file(tmp_path / "own"))}
+    named = {"dpfedexp-guard": str(wide)}
+    asked = NodeRequest(1, "n", LocalGaussian(0.3, 0.7), Sampling()).to_record()
+    records = {"config": ConfigRecord(named), REQUEST: ConfigRecord({**asked, **named})}
+    reply = ask(LocalGaussian(0.3, 0.7), node, records=records, run_config=named)
     assert "max_epsilon_per_round of 4" in reply.error.reason
 
 
 def test_scaffold_remembers_its_own_control_variate_and_sends_none_of_it():
-    seen, asked = [], {"state": RecordDict(), "tau_eta_l": 0.5, "rounds": 2, "control": 0.1}
+    corrections, state = [], RecordDict()
+
+    def trained(message):
+        corrections.append(message.content.array_records["correction"]["w"].numpy())
+        return UPDATED
+
     for _ in range(2):
-        np.testing.assert_allclose(sent(ask(CentralGaussian(10.0, 1.0), **asked, seen=seen)), [0.5, 0, 0, 0], atol=1e-6)
-    corrections = [message.content.array_records["correction"]["w"].numpy() for message in seen]
+        reply = ask(CentralGaussian(10.0, 1.0), None, trained, state, records=control(0.1), tau_eta_l=0.5, rounds=2)
+        np.testing.assert_allclose(sent(reply), [0.5, 0, 0, 0], atol=1e-6)
     np.testing.assert_allclose(corrections[0], 0.1, atol=1e-6)
     # c_i = 0 − 0.1 − Δ/0.5, so the second correction is 0.1 − c_i = 0.2 + Δ/0.5.
     np.testing.assert_allclose(corrections[1], [1.2, 0.2, 0.2, 0.2], atol=1e-6)
 
 
 def test_a_control_variate_that_is_not_finite_is_refused():
-    for control in (math.nan, math.inf):
-        reply = ask(CentralGaussian(0.2, 1.0), control=control, tau_eta_l=0.5, rounds=9)
+    for value in (math.nan, math.inf):
+        reply = ask(CentralGaussian(0.2, 1.0), records=control(value), tau_eta_l=0.5, rounds=9)
         assert "is not finite" in reply.error.reason
 
 
-@pytest.mark.parametrize(("control", "travel"), [(0.1, 1e-45), (0.1, 1e300), (3e38, 0.5), (-3e38, 1e-300)])
-def test_no_control_variate_or_travel_moves_an_answer_out_of_the_ball_or_spoils_the_next(control, travel):
+@pytest.mark.parametrize(("value", "travel"), [(0.1, 1e-45), (0.1, 1e300), (3e38, 0.5), (-3e38, 1e-300)])
+def test_no_control_variate_or_travel_moves_an_answer_out_of_the_ball_or_spoils_the_next(value, travel):
     """Whatever the server puts into c and τη_l, an answer stays within C, and the node's own c_i stays finite."""
 
     def corrected(message):
-        return np.float32([1.5, 1.0, 1.0, 1.0]) + message.content.array_records["correction"]["w"].numpy()
+        return np.float32(UPDATED) + message.content.array_records["correction"]["w"].numpy()
 
-    state = RecordDict()
-    given = {"control": control, "tau_eta_l": travel, "rounds": 9, "state": state, "trained": corrected}
+    state, given = RecordDict(), {"records": control(value), "tau_eta_l": travel, "rounds": 9}
     for _ in range(3):
-        reply = ask(CentralGaussian(0.2, 1.0), **given)
+        reply = ask(CentralGaussian(0.2, 1.0), None, corrected, state, **given)
         assert np.linalg.norm(sent(reply).astype(np.float64)) <= 0.2
         assert np.isfinite(state.array_records["dpfedexp.own-control"]["c_i"].numpy()).all()
 
@@ -242,7 +222,7 @@ def test_no_control_variate_or_travel_moves_an_answer_out_of_the_ball_or_spoils_
 def test_the_control_variate_of_another_model_is_not_used():
     """Flower hands the state of one run to the next; a first run with a small model must not shut a node out of the second."""
     state = RecordDict({"dpfedexp.own-control": ArrayRecord({"c_i": Array(np.ones(3, dtype=np.float32))})})
-    sent(ask(CentralGaussian(0.2, 1.0), control=0.1, tau_eta_l=0.5, state=state))
+    sent(ask(CentralGaussian(0.2, 1.0), state=state, records=control(0.1), tau_eta_l=0.5))
     assert len(state.array_records["dpfedexp.own-control"]["c_i"].numpy()) == 4
 
 

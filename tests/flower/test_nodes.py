@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import Context, RecordDict
 
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.engine.checkpoint import read_progress
@@ -13,11 +13,12 @@ from dpfedexp.engine.verify import outcome, recompute, verify_run
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp
 
-from .loopback import LoopbackGrid, Silence, flat, plain_app, problem, stop_after
+from .loopback import LoopbackGrid, Silence, deploy, flat, plain_app, problem, stop_after
 
 pytestmark = pytest.mark.usefixtures("silent", "sleepless")
 CLIP = 0.5
 REPLACE = dp_fedavg(clip=CLIP, noise_multiplier=1.0)
+LOCAL = ldp_fedexp(clip=CLIP, noise_multiplier=1.0)
 ADD = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
 
 
@@ -44,10 +45,8 @@ class Nodes(LoopbackGrid):
 
 
 def start(folder, grid, algorithm=REPLACE, clients=3, rounds=1, **options) -> DpFedExp:
-    options = {"min_reply_fraction": 0.3, "node_timeout": 0.01, "noise": Silence, **options}
-    strategy = DpFedExp(algorithm, clients=clients, rounds=rounds, folder=folder, **options)
-    strategy.start(grid, ArrayRecord(problem(6)[1].state_dict()), timeout=0.05)
-    return strategy
+    given = {"min_reply_fraction": 0.3, "node_timeout": 0.01, "noise": Silence, **options}
+    return deploy(folder, algorithm, grid, clients, rounds, timeout=0.05, **given)[0]
 
 
 def moved_sum(strategy: DpFedExp) -> torch.Tensor:
@@ -62,7 +61,7 @@ def bound(folder) -> list[int]:
 @pytest.mark.parametrize("id_of_new", [1, 99], ids=["lowest id", "highest id"])
 def test_adding_a_node_under_add_remove_moves_the_sum_by_at_most_the_clip(id_of_new, tmp_path):
     """More nodes than `clients` too. Where a place was taken from another, the sum moved by their difference, up to 2C."""
-    for count in (2, 3, 4, 5):
+    for count in (2, 3, 5):
         some = {10 + n: n for n in range(count)}
         before = start(tmp_path / f"{count} before", Nodes(some), ADD)
         after = start(tmp_path / f"{count} after", Nodes({**some, id_of_new: 5}), ADD)
@@ -100,7 +99,7 @@ LATER = {10: 0, 11: 1, 5: 3, 6: 4}
     ],
     ids=["lower ids later", "more than clients", "absent stays a participant", "a missing participant joins once"],
 )
-@pytest.mark.parametrize("algorithm", [REPLACE, ldp_fedexp(clip=CLIP, noise_multiplier=1.0)], ids=["central", "local"])
+@pytest.mark.parametrize("algorithm", [REPLACE, LOCAL], ids=["central", "local"])
 def test_the_first_round_binds_and_a_later_node_displaces_no_other(
     connected, arrivals, asked, told, algorithm, tmp_path, caplog
 ):
@@ -111,16 +110,12 @@ def test_the_first_round_binds_and_a_later_node_displaces_no_other(
     assert bound(tmp_path) == sorted(asked[0]) + ([5] if len(asked[0]) == 2 else [])
 
 
-def test_a_resumed_run_asks_the_nodes_of_its_first_round(tmp_path):
-    start(tmp_path, Nodes({10: 0, 11: 1, 12: 2}), rounds=2, on_round=stop_after(1))
-    grid = Nodes({1: 3, 2: 4, 10: 0, 12: 2})
-    start(tmp_path, grid, rounds=2)
-    assert grid.asked == [[10, 12]]
-
-
-def test_nodes_with_new_ids_do_not_take_part(tmp_path):
+def test_a_resumed_run_asks_the_nodes_of_its_first_round_and_not_those_with_new_ids(tmp_path):
     """SuperNodes without keys have other ids after a restart."""
     start(tmp_path, Nodes({10: 0, 11: 1, 12: 2}), rounds=3, on_round=stop_after(1))
+    grid = Nodes({1: 3, 2: 4, 10: 0, 12: 2})
+    start(tmp_path, grid, rounds=3, on_round=stop_after(2))
+    assert grid.asked == [[10, 12]]
     grid = Nodes({20: 0, 21: 1, 12: 2})
     few = r"1 of 3 nodes were connected after waiting 0\.01 seconds, and the round needs at least 2"
     with pytest.raises(RoundFailed, match=few + ".* also 2 nodes that do not take part in .*with nodes that have keys"):
@@ -131,10 +126,10 @@ def test_nodes_with_new_ids_do_not_take_part(tmp_path):
 
 def test_a_statement_with_a_fixed_number_of_participants_has_no_add_remove_figure(tmp_path):
     """The node with the lowest id leaves and another takes its place: the sum moves by more than C, and the counts show it."""
-    four = {n: n - 1 for n in (1, 2, 3, 4)}
+    four = {1: 0, 2: 1, 3: 2, 4: 3}
     whole = start(tmp_path / "four", Nodes(four))
-    without = start(tmp_path / "three", Nodes({n: c for n, c in four.items() if n != 1}))
-    alone = start(tmp_path / "two", Nodes({n: c for n, c in four.items() if n in (2, 3)}))
+    without = start(tmp_path / "three", Nodes({2: 1, 3: 2, 4: 3}))
+    alone = start(tmp_path / "two", Nodes({2: 1, 3: 2}))
     assert (moved_sum(without) - moved_sum(alone)).norm() > 0, "node 4 took the place"
     assert (moved_sum(whole) - moved_sum(without)).norm() > 0
     for strategy in (whole, without):
@@ -151,12 +146,10 @@ def test_a_statement_with_a_fixed_number_of_participants_has_no_add_remove_figur
 
 def test_a_resumed_run_does_not_claim_more_reports_than_its_earlier_rounds_had(tmp_path):
     """The attack: two of six report while min_reply_fraction is low, then the run is resumed with 1."""
-    local = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
-    few = {n: n - 1 for n in (1, 2)}
-    early = start(tmp_path, Nodes(few), local, clients=6, rounds=2, on_round=stop_after(1))
+    early = start(tmp_path, Nodes({1: 0, 2: 1}), LOCAL, clients=6, rounds=2, on_round=stop_after(1))
     assert early.statement.reporting == 2
     assert outcome(verify_run(tmp_path)) == "holds"
-    late = start(tmp_path, Nodes({n: n - 1 for n in range(1, 7)}), local, 6, rounds=2, min_reply_fraction=1.0)
+    late = start(tmp_path, Nodes({n: n - 1 for n in range(1, 7)}), LOCAL, 6, rounds=2, min_reply_fraction=1.0)
     assert late.statement.reporting == 2
     assert outcome(verify_run(tmp_path)) == "holds"
     assert late.statement.models_only is not None

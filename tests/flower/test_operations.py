@@ -31,7 +31,6 @@ from dpfedexp.flower.local_deployment import (
     DOWN,
     Deployment,
     find_running,
-    make_node_key,
     processes_of,
     running,
     stop_running,
@@ -42,28 +41,15 @@ from dpfedexp.mechanisms import LocalGaussian
 
 from ..mechanisms.parties import MECHANISM, helper_file, round_of
 from .test_mod import guard_file
-from .test_nodes import ADD, REPLACE, Nodes, start
+from .test_nodes import ADD, Nodes, start
 
 pytestmark = pytest.mark.usefixtures("silent", "sleepless")
 
 THREE = {1: 0, 2: 1, 3: 2}
-APPS = {"apps": ["ab" * 32]}
 
 
 def invoke(*words: object):
     return CliRunner().invoke(app, [str(word) for word in words])
-
-
-class Watching(Nodes):
-    """Three nodes; what `look` sees of the folder before each round's messages leave is in `seen`."""
-
-    def __init__(self, look) -> None:
-        super().__init__(THREE)
-        self.look, self.seen = look, []
-
-    def push_messages(self, messages):
-        self.seen.append(self.look())
-        return super().push_messages(messages)
 
 
 @contextlib.contextmanager
@@ -78,7 +64,30 @@ def served(folder: Path) -> Iterator[str]:
 @pytest.fixture
 def guard(tmp_path) -> Guard:
     (tmp_path / "site").mkdir()
-    return Guard.load(guard_file(tmp_path / "site", max_epsilon_per_round=5.0, max_epsilon_total=6.0))
+    path = guard_file(tmp_path / "site", max_epsilon_per_round=5.0, max_epsilon_total=6.0, apps=["ab" * 32])
+    path.chmod(0o600)
+    return Guard.load(path)
+
+
+@pytest.fixture
+def own_app(tmp_path) -> Path:
+    """The template's app."""
+    new_app(tmp_path / "app")
+    return tmp_path / "app"
+
+
+@pytest.fixture
+def complete(tmp_path) -> Path:
+    """The folder of a complete run."""
+    start(tmp_path / "run", Nodes(THREE))
+    return tmp_path / "run"
+
+
+def kill(run: Path) -> str:
+    """Make a complete run look like one that was killed; returns its status file's text."""
+    text = (run / "status.json").read_text().replace("completed", "running")
+    (run / "status.json").write_text(text)
+    return text
 
 
 def charge(guard: Guard, round: int = 1) -> None:
@@ -90,17 +99,18 @@ def test_status_and_statement_are_there_after_every_round_and_say_how_it_ended(t
     def statement() -> dict:
         return json.loads((tmp_path / "privacy.json").read_text())
 
-    grid = Watching(lambda: (read_status(tmp_path), statement()["rounds"]))
+    grid, seen = Nodes(THREE), []
+    grid.reply_of = lambda message, reply: seen.append((read_status(tmp_path), statement()["rounds"])) or reply
     start(tmp_path, grid, rounds=2)
-    told = [(status["status"], status["round"], rounds) for status, rounds in grid.seen]
-    assert told == [("running", 0, 0), ("running", 1, 1)]
-    assert grid.seen[0][0]["epsilon"] == 0.0 < grid.seen[1][0]["epsilon"]
+    told = [(status["status"], status["round"], rounds) for status, rounds in seen]
+    assert told == [("running", 0, 0)] * 3 + [("running", 1, 1)] * 3
+    assert seen[0][0]["epsilon"] == 0.0 < seen[3][0]["epsilon"]
     end = read_status(tmp_path)
     assert (end["status"], end["round"], end["rounds"], end["reason"]) == ("completed", 2, 2, "")
     assert end["epsilon"] == statement()["epsilon_total"]
 
 
-def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_path):
+def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_path, complete):
     def ended(name: str) -> tuple[str, int]:
         folder = tmp_path / name
         return read_status(folder)["status"], invoke("flower", "status", folder).exit_code
@@ -111,18 +121,12 @@ def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_pat
         start(tmp_path / "few", Nodes({1: 0}), rounds=1, min_reply_fraction=1.0)
     assert ended("few") == ("failed", 3)
     assert "1 of 3 nodes were connected" in read_status(tmp_path / "few")["reason"]
-    start(tmp_path / "done", Nodes(THREE))
-    assert ended("done") == ("completed", 0)
-    path = tmp_path / "done" / "status.json"
-    path.write_text(path.read_text().replace("completed", "running"))
-    assert ended("done") == ("killed", 4)
-
-
-def test_status_is_a_sentence_and_json_has_the_exact_epsilon(tmp_path):
-    start(tmp_path, Nodes(THREE))
-    exact = read_status(tmp_path)["epsilon"]
-    assert f"The run is completed: 1 of 1 rounds, epsilon {exact:.4g}.\n" == invoke("flower", "status", tmp_path).output
-    assert json.loads(invoke("flower", "status", "--json", tmp_path).output)["epsilon"] == exact
+    assert ended("run") == ("completed", 0)
+    exact = read_status(complete)["epsilon"]
+    assert f"The run is completed: 1 of 1 rounds, epsilon {exact:.4g}.\n" == invoke("flower", "status", complete).output
+    assert json.loads(invoke("flower", "status", "--json", complete).output)["epsilon"] == exact
+    kill(complete)
+    assert ended("run") == ("killed", 4)
 
 
 def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tmp_path):
@@ -142,35 +146,27 @@ def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tm
     assert everyone.asked == [[1, 10, 12]]
 
 
-def test_a_run_without_a_list_says_that_a_node_was_left_out(tmp_path, caplog):
-    start(tmp_path, Nodes({n: n - 1 for n in (1, 2, 3, 4)}), REPLACE)
-    assert "1 nodes are connected that do not take part in this run" in caplog.text
-
-
-def test_metrics_are_what_is_public_and_health_follows_the_status_and_damaged_files(tmp_path):
-    start(tmp_path / "run", Nodes(THREE))
-    text = to_text(run_metrics(tmp_path / "run")[0])
+def test_metrics_are_what_is_public_and_health_follows_the_status_and_damaged_files(tmp_path, complete):
+    text = to_text(run_metrics(complete)[0])
     assert "dpfedexp_run_round 1\n" in text
     assert 'dpfedexp_run_status{status="completed"} 1\n' in text
     assert 'dpfedexp_run_clients{what="valid"} 3\n' in text
     start(tmp_path / "hidden", Nodes(THREE), ADD)
     assert "clients" not in to_text(run_metrics(tmp_path / "hidden")[0]), "under add-remove the counts are secret"
-    with served(tmp_path / "run") as where:
+    with served(complete) as where:
         assert urllib.request.urlopen(f"{where}/metrics").read().decode() == text
         assert urllib.request.urlopen(f"{where}/healthz").status == 200
-        damaged = (
+        for file, content in (
             ("metrics.jsonl", '{"round": 1, "valid": "x"}\n'),
             ("status.json", '{"status": "running"}'),
-            ("status.json", '{"status": ["x"], "round": 1}'),
             ("status.json", "[]"),
             ("status.json", '{"status": "completed", "round": "a{}", "rounds": null, "epsilon": "1", "delta": 1}'),
-        )
-        for file, content in damaged:
-            (tmp_path / "run" / file).write_text(content)
+        ):
+            (complete / file).write_text(content)
             with pytest.raises(urllib.error.HTTPError, match="503"):
                 urllib.request.urlopen(f"{where}/healthz")
             assert urllib.request.urlopen(f"{where}/metrics").status == 200
-        shutil.rmtree(tmp_path / "run")
+        shutil.rmtree(complete)
         for path, code in (("healthz", "503"), ("", "404")):
             with pytest.raises(urllib.error.HTTPError, match=code):
                 urllib.request.urlopen(f"{where}/{path}")
@@ -212,13 +208,11 @@ def test_what_a_helper_has_spent_is_shown_as_a_sites_is(tmp_path):
 @pytest.mark.parametrize(
     ("name", "option", "wrong", "sentence", "command"),
     [
-        ("guard.toml", None, 0o644, "can be read", "chmod 600"),
         ("guard.toml", None, 0o666, "can be written", "chmod 600"),
         ("guard.ledger.jsonl", None, 0o644, "can be read", "chmod 600"),
         ("guard.anchor.json", None, 0o604, "can be read", "chmod 600"),
         (".", None, 0o777, "can be written", "chmod go-w"),
         ("..", None, 0o775, "can be written", "chmod go-w"),
-        ("node", "--auth-supernode-private-key", 0o644, "can be read", "chmod 600"),
         ("node", "--auth-supernode-private-key", 0o640, "can be read", "chmod 600"),
         ("runtime.key", "--ssl-keyfile", 0o644, "can be read", "chmod 600"),
         ("superexec", "--superexec-auth-secret-file", 0o644, "can be read", "chmod 640"),
@@ -231,7 +225,6 @@ def test_a_file_that_other_users_can_reach_is_refused_with_the_command_that_clos
     charge(guard)
     for kept in guard.path.parent.iterdir():
         kept.chmod(0o600)
-    guard.path.write_text(f'apps = ["{"ab" * 32}"]\n' + guard.path.read_text())
     path = (guard.path.parent / name).resolve()
     path.touch()
     path.chmod(wrong)
@@ -271,38 +264,30 @@ def test_the_documented_commands_of_a_site_leave_no_file_that_its_node_refuses(t
     ],
 )
 def test_options_that_would_open_a_site_are_refused(options, reason, guard):
-    guard_file(guard.path.parent, **APPS)
     assert reason in str(invoke("node", "--guard", guard.path, *options).exception)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file away")
 def test_a_guard_that_belongs_to_the_apps_user_is_refused(guard):
     """Its mode looks private, and its owner can change it all the same."""
-    guard_file(guard.path.parent, **APPS).chmod(0o600)
     os.chown(guard.path, 65534, 65534)
-    belongs = "guard.toml' belongs to another user (id 65534)"
-    assert belongs in str(invoke("node", "--guard", guard.path).exception)
+    said = str(invoke("node", "--guard", guard.path).exception)
+    assert "guard.toml' belongs to another user (id 65534)" in said
 
 
 def test_an_enforcing_node_needs_a_list_of_apps(guard):
+    guard_file(guard.path.parent)
     assert "lists no apps" in str(invoke("node", "--guard", guard.path).exception)
-    for wrong in ({"apps": ["abc"]}, {"apps": 3}, {"answer_failures": 1}):
-        with pytest.raises(InputError, match="guard: a"):
-            Guard.load(guard_file(guard.path.parent, **wrong))
 
 
-def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
-    new_app(tmp_path / "app")
-
+def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path, own_app):
     def paths(*settings: str) -> dict[str, str]:
-        return paths_from_here(tmp_path / "app", read_overrides(settings), tmp_path)
+        return paths_from_here(own_app, read_overrides(settings), tmp_path)
 
-    for settings, expected in (
-        ((), tmp_path / "runs" / "first"),
-        (('federation.rounds=2 federation.folder="a b"',), tmp_path / "a b"),
-        (('federation.folder="/a"', "federation.rounds=2", 'federation.folder="/b"'), "/b"),
-    ):
-        assert paths(*settings) == {"federation.folder": str(expected)}
+    assert paths() == {"federation.folder": str(tmp_path / "runs" / "first")}
+    assert paths('federation.rounds=2 federation.folder="a b"') == {"federation.folder": str(tmp_path / "a b")}
+    several = ('federation.folder="/a"', "federation.rounds=2", 'federation.folder="/b"')
+    assert paths(*several) == {"federation.folder": "/b"}
     with pytest.raises(InputError, match=r"has no readable pyproject\.toml. `dpfedexp flower new` writes an app"):
         paths_from_here(tmp_path, {}, tmp_path)
     (tmp_path / "pyproject.toml").touch()
@@ -324,6 +309,9 @@ def test_there_is_a_node_for_each_file_and_no_other_node_gets_its_path(tmp_path,
     deployment.port = 9092
     deployment.folder.mkdir()
     deployment.make_keys()
+    keys = deployment.node_list.read_text()
+    deployment.make_keys()  # as `flower up` does after `flower down`: a run is bound to its nodes' keys
+    assert deployment.node_list.read_text() == keys
     monkeypatch.setattr(deployment, "_spawn", lambda command, _: started.append(command))
     for index in range(2):
         deployment.start_supernode(index)
@@ -335,31 +323,27 @@ def test_there_is_a_node_for_each_file_and_no_other_node_gets_its_path(tmp_path,
             _files_of_nodes(tmp_path / wrong)
 
 
-def _new_app(place: Path) -> Path:
-    new_app(place / "app")
-    return place / "app"
-
-
-def test_a_run_takes_its_nodes_from_the_deployment_that_is_up(tmp_path, monkeypatch):
-    app, streamed = _new_app(tmp_path), []
+def test_a_run_takes_its_nodes_from_the_deployment_that_is_up(tmp_path, own_app, monkeypatch):
+    streamed = []
     with pytest.raises(InputError, match="no nodes are up for this app; start them"):
-        run_app(app)
+        run_app(own_app)
     monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *given: streamed.append(given[:2]))
     monkeypatch.setattr(Deployment, "start", lambda self: None)
-    deployment = Deployment(app / ".up", 5)
+    place = own_app / ".up"
+    deployment = Deployment(place, 5)
     with running(deployment):
-        with pytest.raises(InputError, match="are up already"), running(Deployment(app / ".up", 5)):
+        with pytest.raises(InputError, match="are up already"), running(Deployment(place, 5)):
             pass
-        assert run_app(app, settings=[f'federation.folder="{tmp_path / "run"}"']) == 2
-        assert find_running(app / ".up")["nodes"] == 5
-    assert find_running(app / ".up") is None
+        assert run_app(own_app, settings=[f'federation.folder="{tmp_path / "run"}"']) == 2
+        assert find_running(place)["nodes"] == 5
+    assert find_running(place) is None
     command, environment = streamed[0]
     settings = read_overrides([command[-1]])
     assert settings["federation.clients"] == 5
     assert settings["federation.nodes"] == str(deployment.node_list)
     assert environment["FLWR_HOME"] == str(deployment.home)
     with pytest.raises(InputError, match="no nodes are up"):
-        run_app(app)
+        run_app(own_app)
 
 
 @pytest.mark.parametrize(
@@ -367,15 +351,13 @@ def test_a_run_takes_its_nodes_from_the_deployment_that_is_up(tmp_path, monkeypa
     [
         ("federation.roundz=3", "federation.roundz is not a setting. Did you mean 'rounds'"),
         ('federation.epsilon="eight"', "federation.epsilon is 'eight'; it must be"),
-        ('federation.rounds="many"', "federation.rounds is 'many'; it must be"),
         ("federation.node_timeout=9.5", r"write node_timeout = 9.5 under \[tool.flwr.app.config.federation\]"),
         ("epsilon=3", "epsilon is not a setting. Did you mean 'federation.epsilon'"),
     ],
 )
-def test_a_wrong_setting_is_refused_before_anything_is_started(setting, reason, tmp_path):
-    app = _new_app(tmp_path)
+def test_a_wrong_setting_is_refused_before_anything_is_started(setting, reason, own_app):
     with pytest.raises(InputError, match=reason):
-        run_app(app, "up", [setting])
+        run_app(own_app, "up", [setting])
 
 
 def test_processes_of_a_deployment_whose_own_process_was_killed_are_ended(tmp_path):
@@ -394,75 +376,58 @@ def test_processes_of_a_deployment_whose_own_process_was_killed_are_ended(tmp_pa
         left.wait()
 
 
-def test_a_run_whose_nodes_are_stopped_says_how_it_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_run_whose_nodes_are_stopped_says_how_it_goes_on(own_app, complete, monkeypatch, capsys):
     """Flower says that the SuperLink can't be reached, in a box that hid what happened."""
-    new_app(tmp_path / "app")
-    logs = tmp_path / "app" / ".up"
-    start(tmp_path / "run", Nodes(THREE))
-    status = tmp_path / "run" / "status.json"
-    killed = status.read_text().replace("completed", "running")
+    logs, status, killed = own_app / ".up", complete / "status.json", kill(complete)
     status.unlink()
     script = f"import pathlib; print('Successfully started run 7'); pathlib.Path({str(logs / DOWN)!r}).touch()"
     script += f"; pathlib.Path({str(status)!r}).write_text({killed!r}); print('SuperLink is unavailable')"
     stream = flower_app._stream
-    monkeypatch.setattr("dpfedexp.flower.app._own_deployment", lambda *_: ({}, logs, logs))
-    monkeypatch.setattr("dpfedexp.flower.app._flowers_status", lambda *_: "unknown")
-    monkeypatch.setattr(
-        "dpfedexp.flower.app._stream", lambda _, *given: stream([sys.executable, "-uc", script], *given)
-    )
-    assert run_app(tmp_path / "app", None, [f'federation.folder="{tmp_path / "run"}"']) == 4
+    monkeypatch.setattr(flower_app, "_own_deployment", lambda *_: ({}, logs, logs))
+    monkeypatch.setattr(flower_app, "_flowers_status", lambda *_: "unknown")
+    monkeypatch.setattr(flower_app, "_stream", lambda _, *given: stream([sys.executable, "-uc", script], *given))
+    assert run_app(own_app, None, [f'federation.folder="{complete}"']) == 4
     said = capsys.readouterr().out
     assert flower_app.STOPPED in said
     assert "Run 7 killed: 1 of 1 rounds" in said
 
 
-def test_a_deployment_that_is_started_again_keeps_its_nodes_keys(tmp_path):
-    """A run is bound to its nodes: with new keys it was refused after `flower down` and `flower up`."""
-    first, second = (make_node_key(tmp_path, "node0")[1].read_text() for _ in range(2))
-    assert first == second
-
-
-def test_an_apps_hash_is_of_its_source_and_settings_whatever_else_lies_in_its_folder(tmp_path):
-    new_app(tmp_path / "app")
-    before = app_hash(tmp_path / "app")
+def test_an_apps_hash_is_of_its_source_and_settings_whatever_else_lies_in_its_folder(tmp_path, own_app):
+    before = app_hash(own_app)
     for name in ("guard.toml", "guard.ledger.jsonl", "runs/flower/status.json"):
-        (tmp_path / "app" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "app" / name).write_text("{}")
-        assert app_hash(tmp_path / "app") == before, name
+        (own_app / name).parent.mkdir(parents=True, exist_ok=True)
+        (own_app / name).write_text("{}")
+        assert app_hash(own_app) == before, name
     for name in ("pyproject.toml", "federation/task.py"):
-        path = tmp_path / "app" / name
-        path.write_text(path.read_text() + "\n[more]\n")
-        assert app_hash(tmp_path / "app") != before, name
+        with (own_app / name).open("a") as file:
+            file.write("\n[more]\n")
+        assert app_hash(own_app) != before, name
     with pytest.raises(InputError, match="is not a Flower app"):
         app_hash(tmp_path)
 
 
-def test_a_folder_with_a_complete_run_is_refused_at_once_and_an_unfinished_one_goes_on(tmp_path, monkeypatch):
-    new_app(tmp_path / "app")
-    start(tmp_path / "run", Nodes(THREE))
+def test_a_folder_with_a_complete_run_is_refused_at_once_and_an_unfinished_one_goes_on(
+    tmp_path, own_app, complete, monkeypatch
+):
     monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *_: None)
-    taken = f'federation.folder="{tmp_path / "run"}"'
+    taken = f'federation.folder="{complete}"'
     with pytest.raises(InputError, match=r"holds a complete run; name a new one for another run \(--folder"):
-        run_app(tmp_path / "app", "up", [taken])
-    status = tmp_path / "run" / "status.json"
-    status.write_text(status.read_text().replace("completed", "running"))
-    assert read_status(tmp_path / "run")["status"] == "killed"
-    assert run_app(tmp_path / "app", "up", [taken]) == 2
-    with Ledger.open(tmp_path / "run" / "ledger.jsonl"), pytest.raises(InputError, match="a run that is not over"):
-        run_app(tmp_path / "app", "up", [taken])
-    assert run_app(tmp_path / "app", "up", [f'federation.folder="{tmp_path / "new"}"']) == 2
+        run_app(own_app, "up", [taken])
+    kill(complete)
+    assert run_app(own_app, "up", [taken]) == 2
+    with Ledger.open(complete / "ledger.jsonl"), pytest.raises(InputError, match="a run that is not over"):
+        run_app(own_app, "up", [taken])
+    assert run_app(own_app, "up", [f'federation.folder="{tmp_path / "new"}"']) == 2
 
 
-def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path, monkeypatch):
+def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path, complete, monkeypatch):
     """On an overloaded machine `flwr list` takes longer than anybody waits."""
-    start(tmp_path / "run", Nodes(THREE))
-
     monkeypatch.setattr("dpfedexp.flower.app.program", str)
     monkeypatch.setattr(subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired("flwr", 60)))
-    assert flower_app._final_status(tmp_path / "run", "up", "7", {}, {})[0] == "completed"
+    assert flower_app._final_status(complete, "up", "7", {}, {})[0] == "completed"
     assert flower_app._final_status(tmp_path / "elsewhere", "up", "7", {}, {}) == ("failed", {})
     monkeypatch.setattr("dpfedexp.flower.app._flowers_status", lambda *given: "finished:failed")
-    status, told = flower_app._final_status(tmp_path / "run", "up", "7", {}, read_status(tmp_path / "run"))
+    status, told = flower_app._final_status(complete, "up", "7", {}, read_status(complete))
     assert (status, told["reason"]) == ("failed", ""), "the reason of an earlier run is not this one's"
 
 
@@ -475,16 +440,16 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
         ("nn.Linear(4, 1)", "nn.Linear(3, 1)", "training on '.*node0.csv' failed: .*4"),
     ],
 )
-def test_up_tries_the_task_before_it_starts_anything(wrong, right, reason, tmp_path, monkeypatch):
-    app = _new_app(tmp_path)
-    monkeypatch.setattr("dpfedexp.cli.flower._start_in_background", lambda place: None)
-    shown = invoke("flower", "up", app)
+def test_up_tries_the_task_before_it_starts_anything(wrong, right, reason, own_app, monkeypatch):
+    started = Mock()
+    monkeypatch.setattr("dpfedexp.cli.flower._start_in_background", started)
+    shown = invoke("flower", "up", own_app)
     assert "A server and 3 nodes are up" in shown.output, shown.exception
-    task = app / "federation" / "task.py"
+    task = own_app / "federation" / "task.py"
     assert wrong in task.read_text()
     task.write_text(task.read_text().replace(wrong, right))
-    monkeypatch.setattr("dpfedexp.cli.flower._start_in_background", lambda place: pytest.fail("nodes were started"))
-    assert re.search(rf"task.py'.*{reason}", str(invoke("flower", "up", app).exception))
+    assert re.search(rf"task.py'.*{reason}", str(invoke("flower", "up", own_app).exception))
+    started.assert_called_once()
 
 
 LOG = """INFO : Round 1 of 2
@@ -504,12 +469,12 @@ Successfully started run 17
 """
 
 
-def test_a_failed_run_prints_the_error_in_a_sentence_and_the_rest_is_in_its_log(tmp_path, capfd):
+def test_a_failed_run_prints_the_error_in_a_sentence_and_the_rest_is_in_its_log(tmp_path, own_app, capfd):
     log = tmp_path / "run.log"
     command = [sys.executable, "-c", f"print({LOG!r}, end='')"]
     assert flower_app._stream(command, os.environ, tmp_path, log) == "17"
     assert log.read_text() == LOG
     printed = [line for line in capfd.readouterr().out.splitlines() if line]
     assert printed == ["INFO : Round 1 of 2", "Successfully started run 17"]
-    flower_app._show_failures(_new_app(tmp_path), {log: 0, tmp_path / "run.log": 0})
+    flower_app._show_failures(own_app, {log: 0})
     assert capfd.readouterr().out == f"Error: federation/task.py, line 9: the rows do not fit\n  The whole log: {log}\n"

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
@@ -39,10 +39,11 @@ from dpfedexp.mechanisms.serialization import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 from ..mechanisms.parties import charges, helper_file, public_key, round_of, rows, sent
-from . import loopback  # noqa: F401  sets Flower's task identity
+from .loopback import parts_of, with_id
 
 CENTRAL, LOCAL = CentralGaussian(0.5, 3.0).secure(), LocalGaussian(0.5, 3.0).secure()
 SECRET = np.arange(1000, 1004, dtype=np.float32)
+MASKED = TwoPartyGaussian(0.5, 3.0)
 WORD = "patient 47110815"
 MODEL = {"w": np.ones(4, dtype=np.float32)}
 
@@ -71,14 +72,16 @@ class Node:
         self.run = replace(Run.create_empty(5), fab_hash=self.fab_hash, series_id=9)
         self.sent, self.pushed, self.durations = [], {}, []
 
-    def ask(self, mechanism=CENTRAL, kind="train", round=1, records=None, ttl=3600.0, **request) -> Message:
-        """The server's message, taken in by Flower's own function."""
+    def ask(
+        self, mechanism=CENTRAL, kind="train", round=1, records=None, ttl=3600.0, run=None, bundle=None, **request
+    ) -> Message:
+        """The server's message, taken in by Flower's own function; `run` are changes of the run, and `bundle` is another app."""
+        self.run = replace(self.run, **(run or {}))
         given = NodeRequest(round, f"{round:032d}", mechanism, Sampling(), **request)
         content = {"arrays": arrays(MODEL), "config": ConfigRecord(), REQUEST: given.to_record()}
         message = Message(RecordDict(content if records is None else records), 7, kind, group_id=str(round), ttl=ttl)
         message.metadata.__dict__["_run_id"] = self.run.run_id
-        message.metadata.__dict__["_message_id"] = message.object_id
-        objects = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
+        objects = parts_of(with_id(message))
         header = Message(RecordDict(), reply_to=None, dst_node_id=7, message_type=kind)
         header.metadata.__dict__.update(message.metadata.__dict__)
         self.gate.pull(
@@ -87,7 +90,7 @@ class Node:
             node_config={},
             receive=lambda: (header, get_object_tree(message)),
             get_run=lambda _: self.run,
-            get_fab=lambda *_: Fab(self.fab_hash, self.bundle, {}),
+            get_fab=lambda *_: Fab(self.fab_hash, bundle or self.bundle, {}),
             pull_object=lambda _, key: objects[key],
             confirm_message_received=lambda *_: None,
             trusted_entities=None,
@@ -96,12 +99,10 @@ class Node:
 
     def reply(self, reply: Message, leave_out: int = 0) -> None:
         """As the Runtime API does for an app: the message, then its objects."""
-        reply.metadata.__dict__["_message_id"] = reply.object_id
         session = self.state.start_session(self.run.run_id)
-        self.state.store_message_and_object_tree(reply, get_object_tree(reply), session)
-        objects = list(get_all_nested_objects(reply).items())
-        for key, value in objects[leave_out:]:
-            self.state.store_object(self.run.run_id, session, key, value.deflate())
+        self.state.store_message_and_object_tree(with_id(reply), get_object_tree(reply), session)
+        for key, value in list(parts_of(reply).items())[leave_out:]:
+            self.state.store_object(self.run.run_id, session, key, value)
 
     def push(self) -> None:
         def send(message, tree, duration):
@@ -238,30 +239,11 @@ def test_a_failure_is_a_charged_report_of_zero_where_the_site_says_so(votes, tmp
     assert node.charges == 1
 
 
-def test_an_app_that_never_answers_gets_the_error_and_its_late_reply_is_deleted(node):
-    node.gate.app_timeout = 0.2
-    first = node.ask()
-    node.push()
-    assert node.answer().error.reason == REFUSAL + NO_REPORT
-    node.reply(hostile({"arrays": arrays({"w": SECRET})})(first))
-    node.gate.app_timeout = 2.0
-    next_round_is_answered(node)
-    assert node.charges == 1
-    assert list(node.state.get_messages_legacy(is_reply=True)) == []
-
-
-def next_round_is_answered(node: Node) -> None:
-    node.reply(hostile(honest())(node.ask(round=2)))
-    node.sent.clear()
-    node.pushed.clear()
-    node.push()
-    assert node.answer().content[REQUEST]["round"] == 2
-
-
-def test_waiting_for_an_app_ends_with_the_request_whatever_the_sites_app_timeout(node):
+@pytest.mark.parametrize(("app_timeout", "ttl"), [(0.2, 3600.0), (3600.0, 0.3)], ids=["app_timeout", "request"])
+def test_an_app_that_never_answers_gets_the_error_and_can_return_nothing_later(app_timeout, ttl, node):
     """What was shown: a task that another process had taken kept the site silent for an hour, through all later rounds."""
-    node.gate.app_timeout = 3600.0
-    node.ask(ttl=0.3)
+    node.gate.app_timeout = app_timeout
+    first = node.ask(ttl=ttl)
     (task,) = node.state.get_tasks()
     token = node.state.claim_task(task.task_id)
     assert node.state.activate_task(task_id=task.task_id), "a process has it, and says nothing"
@@ -271,7 +253,15 @@ def test_waiting_for_an_app_ends_with_the_request_whatever_the_sites_app_timeout
     assert not waiting.is_alive()
     assert node.answer().error.reason == REFUSAL + NO_REPORT
     assert node.state.get_task_by_token(token) is None, "its token opens nothing any more"
-    next_round_is_answered(node)
+    node.reply(hostile({"arrays": arrays({"w": SECRET})})(first))
+    node.gate.app_timeout = 2.0
+    node.sent.clear()
+    node.pushed.clear()
+    node.reply(hostile(honest())(node.ask(round=2)))
+    node.push()
+    assert node.answer().content[REQUEST]["round"] == 2
+    assert node.charges == 1
+    assert list(node.state.get_messages_legacy(is_reply=True)) == []
 
 
 def test_of_many_replies_one_report_leaves(node):
@@ -296,6 +286,8 @@ def test_an_honest_update_arrives_as_it_was_computed_and_the_ledger_says_when_fo
     assert all(part in line for part in (f'"app":"{node.fab_hash}"', '"run":"5"', '"time":"20'))
 
 
+FOLDER_ALONE = {"overrides": ("federation.folder",)}
+SETTINGS = {"federation.folder": "/x", "federation.rounds": 10**9}
 INCOMING = {
     "an app that is not on the list": ({"apps": ("0" * 64,)}, {}, "this app is not on the site's list"),
     "a mechanism that the guard forbids": ({"mechanisms": ("privunit",)}, {}, "'central-gaussian' is not allowed"),
@@ -303,7 +295,12 @@ INCOMING = {
     "a budget that is spent": ({"max_epsilon_total": 0.01}, {}, "max_epsilon_total"),
     "another kind of message": ({}, {"kind": "query"}, "the site answers training only"),
     "no request": ({}, {"records": {"arrays": arrays(MODEL)}}, "no dpfedexp request"),
-    "no model": ({}, {"records": {}}, "no dpfedexp request"),
+    "masks without a helper's key": ({"mechanisms": ("two-party",)}, {"mechanism": MASKED}, "helper_key is missing"),
+    "an app that is not the one it claims to be": ({}, {"bundle": b"another"}, "this app is not on the site's list"),
+    "an agent": ({}, {"run": {"primary_task_type": TaskType.AGENT_APP}}, "the site answers training only"),
+    "a setting that is pinned": (FOLDER_ALONE, {"run": {"override_config": SETTINGS}}, "overrides federation.rounds"),
+    # Flower raises where it joins such a setting to the app's own, and the node's process ended.
+    "a setting that the app lacks": ({}, {"run": {"override_config": {"no.such": 1}}}, "the message can't be read"),
 }
 
 
@@ -312,35 +309,18 @@ def test_a_refused_request_starts_no_app(kind, tmp_path, bundle, caplog):
     limits, request, reason = INCOMING[kind]
     node = Node(tmp_path, bundle, **limits)
     node.ask(**request)
-    assert list(node.state.get_tasks()) == []
+    assert not node.state.get_tasks()
+    assert not node.state.get_messages_legacy(is_reply=False)
     node.push()
     assert reason in node.answer().error.reason
     assert "this site refused a request: " in caplog.text
     assert node.charges == 0
 
 
-def test_a_run_that_lies_about_its_app_or_is_an_agent_starts_nothing(tmp_path, bundle):
-    other = bundle + b"\n"
-    lying, agent = {"fab_hash": hashlib.sha256(bundle).hexdigest()}, {"primary_task_type": TaskType.AGENT_APP}
-    for change, content in ((lying, other), (agent, bundle)):
-        node = Node(tmp_path, bundle)
-        node.run, node.bundle = replace(node.run, **change), content
-        node.ask()
-        assert list(node.state.get_tasks()) == []
-        node.push()
-        assert node.answer().has_error()
-
-
 def test_flower_is_not_where_the_seam_expects_it_names_the_function(monkeypatch, node):
-    """And nothing but the pinned version is accepted."""
-    gate = node.gate
     monkeypatch.setattr(seam_module.flower, "_push_messages", lambda state, outbox: None)
     with pytest.raises(InputError, match=r"start_client_internal\._push_messages.*install flwr==1\.42\.0"):
-        gate.install()
-    monkeypatch.undo()
-    monkeypatch.setattr("flwr.__version__", "1.43.0")
-    with pytest.raises(InputError, match=r"made for flwr 1\.41\.0 or 1\.42\.0, and this is 1\.43\.0"):
-        gate.install()
+        node.gate.install()
 
 
 SOURCES = {
@@ -362,7 +342,6 @@ def test_flowers_functions_at_the_seam_are_the_ones_that_were_read(name):
         assert list(inspect.signature(function).parameters) == (PULL if "pull" in name else PUSH).split()
 
 
-MASKED = TwoPartyGaussian(0.5, 3.0)
 NONCE = f"{1:032d}"
 
 
@@ -373,13 +352,7 @@ def file(tmp_path, monkeypatch):
     return helper_file(tmp_path / "helper", total=1e3, per_round=1e2)
 
 
-def stored(node: Node) -> int:
-    """Messages that wait for an app."""
-    return len(node.state.get_messages_legacy(is_reply=False))
-
-
 def test_a_helper_answers_in_its_own_process_and_starts_no_app(tmp_path, bundle, file, monkeypatch):
-    monkeypatch.setenv("DPFEDEXP_HELPER", str(file.path))
     node = Node(tmp_path / "site", bundle)
 
     def asked(**fields) -> Message:
@@ -388,6 +361,8 @@ def test_a_helper_answers_in_its_own_process_and_starts_no_app(tmp_path, bundle,
         node.push()
         return node.answer()
 
+    assert "this node is no helper" in asked(asks="who").error.reason
+    monkeypatch.setenv("DPFEDEXP_HELPER", str(file.path))
     assert asked(asks="who").content.config_records[HELPER]["key"] == public_key(file)
     round_, units = round_of(run=str(node.run.run_id), nonce=NONCE), rows()
     messages = sent(round_, public_key(file), units)
@@ -398,7 +373,8 @@ def test_a_helper_answers_in_its_own_process_and_starts_no_app(tmp_path, bundle,
     assert "has no candidate" in asked(**{**fields, "candidate": "0"}).error.reason
     assert charges(file) == 0
     answer = asked(**fields).content.array_records[REPORT]["vector"].numpy()
-    assert (charges(file), stored(node)) == (1, 0)
+    assert charges(file) == 1
+    assert node.state.get_messages_legacy(is_reply=False) == [], "no message waits for an app"
     total = from_words(unmask_sum([message.words for message in messages.values()], answer))
     assert float((total - units.sum(0)).abs().max()) < 64 * 2.0**21
     assert asked(**fields).has_error()
@@ -418,42 +394,11 @@ def test_what_leaves_the_site_is_the_clipped_row_under_a_mask_that_the_helper_ca
 
 
 @pytest.mark.parametrize(
-    ("asked", "reason"),
-    [({"mechanism": MASKED}, "helper_key"), ({"records": {HELPER: ConfigRecord({"asks": "who"})}}, "no helper")],
-    ids=["a site that pins no helper", "a site that is none"],
+    ("limits", "settings"), [({}, SETTINGS), (FOLDER_ALONE, {"federation.folder": "/x"})], ids=["all", "listed"]
 )
-def test_without_a_helper_no_app_is_started_and_nothing_is_paid(asked, reason, tmp_path, bundle, monkeypatch):
-    for name in ("DPFEDEXP_HELPER_KEY", "DPFEDEXP_HELPER"):
-        monkeypatch.delenv(name, raising=False)
-    node = Node(tmp_path, bundle, mechanisms=("two-party",))
-    node.ask(**asked)
-    node.push()
-    assert reason in node.answer().error.reason
-    assert (node.charges, stored(node)) == (0, 0)
-
-
-def test_a_run_that_overrides_a_pinned_setting_gets_no_answer(tmp_path, bundle):
-    node = Node(tmp_path, bundle, overrides=("federation.folder",))
-    node.run = replace(node.run, override_config={"federation.folder": "/x", "federation.rounds": 10**9})
-    node.ask()
-    node.push()
-    assert "overrides federation.rounds, which is not among the overrides that" in node.answer().error.reason
-    assert node.charges == 0
-
-
-@pytest.mark.parametrize("limits", [{}, {"overrides": ("federation.folder",)}])
-def test_a_run_that_overrides_what_the_site_allows_is_answered(limits, tmp_path, bundle):
+def test_a_run_that_overrides_what_the_site_allows_is_answered(limits, settings, tmp_path, bundle):
     node = Node(tmp_path, bundle, **limits)
-    given = {"federation.folder": "/x"} if limits else {"federation.folder": "/x", "federation.rounds": 10**9}
-    node.run = replace(node.run, override_config=given)
+    node.run = replace(node.run, override_config=settings)
     node.exchange(hostile(honest()))
     assert not node.answer().has_error()
     assert node.charges == 1
-
-
-def test_an_override_of_a_setting_that_the_app_does_not_have_does_not_end_the_node(node):
-    """Flower raises where it joins such a setting to the app's own, and the node's process ended."""
-    node.run = replace(node.run, override_config={"no.such": 1})
-    node.ask()
-    node.push()
-    assert "the message can't be read" in node.answer().error.reason

@@ -1,8 +1,7 @@
 """The SuperLink that is closed by default: who a node is, what it can reach, and what a listed node can't do to the others."""
 
 import asyncio
-import os
-import socket
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.routers.fleet.router import router as fleet_router
@@ -25,13 +24,15 @@ from dpfedexp.flower.access import node_id, parse_address, read_keys, read_nodes
 from dpfedexp.flower.local_deployment import make_node_key
 from dpfedexp.flower.superlink import EXPECTED, FLEET, FilteredApp, NodeMessages, handlers, memory_factories, serve
 
+from .loopback import parts_of, with_id
+
 
 @pytest.fixture
 def keys(tmp_path):
     """A list of three nodes."""
-    public = [make_node_key(tmp_path, f"node{i}")[1] for i in range(3)]
+    public = [make_node_key(tmp_path, f"node{i}")[1].read_text() for i in range(3)]
     path = tmp_path / "nodes.pub"
-    path.write_text("# hospitals\n\n" + "".join(p.read_text() for p in public))
+    path.write_text("# hospitals\n\n" + "".join(public))
     return path
 
 
@@ -70,18 +71,12 @@ def test_a_list_of_nodes_that_is_none_is_a_sentence(keys, tmp_path):
         read_nodes(tmp_path / "missing")
 
 
-def ask(application, path, method="POST", kind="http", **scope):
+def ask(application, path, method="POST", kind="http"):
     """The status that a request gets; what reached the application gets 200."""
-    said = []
-
-    async def send(event):
-        said.append(event)
-
-    async def receive():
-        return {"type": "http.request"}
-
-    asyncio.run(application({"type": kind, "method": method, "path": path, **scope}, receive, send))
-    return said[0].get("status", said[0].get("code"))
+    send = AsyncMock()
+    asyncio.run(application({"type": kind, "method": method, "path": path}, AsyncMock(), send))
+    first = send.await_args_list[0].args[0]
+    return first.get("status", first.get("code"))
 
 
 async def everything(scope, receive, send):
@@ -101,27 +96,17 @@ def test_the_nodes_end_serves_flowers_fleet_paths_and_nothing_else():
     assert ask(outer, "/v1/fleet/pull-messages", kind="websocket") == 1000
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="only Linux tells whose a connection is")
-def test_a_loopback_connection_is_known_by_its_user(monkeypatch):
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        with socket.create_connection(server.getsockname()) as client:
-            scope = {"client": client.getsockname(), "server": client.getpeername()}
-            assert own_messages.is_own_user(scope)
-            monkeypatch.setattr("os.geteuid", lambda: 12345)
-            assert own_messages.is_own_user(scope) == (os.getuid() == 0)
-            assert not own_messages.is_own_user({"client": ("127.0.0.1", 1), "server": client.getpeername()})
-            assert not own_messages.is_own_user({"client": None, "server": None})
-            monkeypatch.undo()
-            client.shutdown(socket.SHUT_RDWR)
-        assert not own_messages.is_own_user(scope), (
-            "the kernel lists a socket that was closed as root's, even if another user opened it"
-        )
+@pytest.mark.parametrize(
+    ("who", "own"),
+    [("user 1000", True), ("user 0", True), ("user", True), ("user 1001", False), ("192.0.2.7", False), (None, False)],
+)
+def test_the_other_port_serves_root_and_the_superlinks_own_user(who, own, monkeypatch):
+    monkeypatch.setattr(own_messages.access, "peer", lambda client, server: who)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert own_messages.is_own_user({"client": None, "server": None}) is own
 
 
 def test_what_would_open_it_is_refused(keys):
-    given = {"control_port": 1, "nodes": keys}
     for options, reason in (
         (["--host", "0.0.0.0"], "--host is not an option"),
         (["--database=x"], "the state is in memory"),
@@ -129,7 +114,7 @@ def test_what_would_open_it_is_refused(keys):
         (["--ho=0.0.0.0"], "--ho is not an option"),
     ):
         with pytest.raises(InputError, match=reason):
-            serve(options, fleet="0.0.0.0:9092", **given)
+            serve(options, fleet="0.0.0.0:9092", control_port=1, nodes=keys)
     for wrong in ("9092", "example.org:9092", "1.2.3.4:", "1.2.3.4:99999"):
         with pytest.raises(InputError, match="it must be an IP address and a port"):
             parse_address(wrong, "fleet")
@@ -169,14 +154,11 @@ class Link:
             patched.setattr(TaskIdentity, "_run_id", self.run)
             patched.setattr(TaskIdentity, "_node_id", SUPERLINK_NODE_ID)
             patched.setattr(TaskIdentity, "_task_id", task)
-            message = Message(content(7.0), node, "train", ttl=600.0)
-        message.metadata.__dict__["_message_id"] = message.object_id
+            message = with_id(Message(content(7.0), node, "train", ttl=600.0))
         session = self.state.start_session(self.run)
         stored, missing = self.state.store_message_and_object_tree(message, get_object_tree(message), session)
         assert stored
-        for key in missing:
-            value = get_all_nested_objects(message)[key].deflate()
-            assert self.state.store_object(self.run, session, key, value)
+        assert all(self.state.store_object(self.run, session, key, parts_of(message)[key]) for key in missing)
         return message
 
     def pull(self, node: int) -> list:
@@ -191,29 +173,29 @@ class Link:
         request = ConfirmMessageReceivedRequest(node=Node(node_id=node), run_id=self.run, message_object_id=key)
         handlers.confirm_message_received(request=request, state=self.state, store=self.store)
 
-    def reply(self, node: int, records: RecordDict, *, to: int | None = None) -> Message:
+    def reply(self, node: int, records: RecordDict) -> Message:
         """An answer to what a node was asked, in that node's name."""
-        message = Message(records, reply_to=self.asked[node if to is None else to])
-        message.metadata.__dict__["_message_id"] = message.object_id
-        return message
+        return with_id(Message(records, reply_to=self.asked[node]))
 
     def push(self, node: int, message: Message):
-        request = PushMessagesRequest(node=Node(node_id=node))
-        request.messages_list.append(message_to_proto(message))
-        request.message_object_trees.append(get_object_tree(message))
+        request = PushMessagesRequest(
+            node=Node(node_id=node),
+            messages_list=[message_to_proto(message)],
+            message_object_trees=[get_object_tree(message)],
+        )
         return handlers.push_messages(request=request, state=self.state)
 
     def upload(self, node: int, session: str, key: str, value: bytes) -> bool:
-        request = PushObjectRequest(node=Node(node_id=node), run_id=self.run, session_id=session)
-        request.object_id, request.object_content = key, value
+        given = {"run_id": self.run, "session_id": session, "object_id": key, "object_content": value}
+        request = PushObjectRequest(node=Node(node_id=node), **given)
         return handlers.push_object(request=request, state=self.state).stored
 
     def answer(self, node: int, records: RecordDict) -> Message:
         """What an honest node does; True for every object that it uploads."""
         message = self.reply(node, records)
-        response, parts = self.push(node, message), get_all_nested_objects(message)
+        response, parts = self.push(node, message), parts_of(message)
         assert set(response.objects_to_push) == set(parts), "all of it is requested, even if another node sent the same"
-        assert all(self.upload(node, response.session_id, key, parts[key].deflate()) for key in parts)
+        assert all(self.upload(node, response.session_id, key, part) for key, part in parts.items())
         return message
 
 
@@ -233,37 +215,28 @@ def test_an_honest_exchange_passes(link):
     for node in (VICTIM, HOSTILE):
         (message,) = link.pull(node)
         assert message.metadata.message_id == link.asked[node].metadata.message_id
-        for key in get_all_nested_objects(link.asked[node]):
+        for key in parts_of(link.asked[node]):
             assert link.object_of(node, key).object_available
         link.confirm(node, message.metadata.message_id)
         sent = link.answer(node, content(float(node == VICTIM)))
         assert link.state.get_message_res({link.asked[node].metadata.message_id}, link.run)[0].metadata.message_id
-        assert all(link.store.get(key) for key in get_all_nested_objects(sent))
+        assert all(link.store.get(key) for key in parts_of(sent))
 
 
 def test_no_node_answers_in_anothers_name(link):
     link.pull(HOSTILE)
     forged = link.reply(VICTIM, content(9.0))
-    with pytest.raises(HTTPException) as refused:
+    with pytest.raises(HTTPException, match="403"):
         link.push(HOSTILE, forged)
-    assert refused.value.status_code == 403
     link.answer(VICTIM, content(1.0))
 
 
-def test_an_object_is_stored_only_under_the_name_of_its_content(link):
-    link.pull(HOSTILE)
-    message = link.reply(HOSTILE, content(1.0))
-    session, parts = link.push(HOSTILE, message).session_id, get_all_nested_objects(message)
-    assert not any(link.upload(HOSTILE, session, key, b"other") for key in parts)
-    assert all(link.upload(HOSTILE, session, key, part.deflate()) for key, part in parts.items())
-
-
-def test_a_guess_of_anothers_update_is_not_confirmed(link):
+def test_a_guess_of_anothers_update_is_not_confirmed_and_an_object_has_the_name_of_its_content(link):
     """The victim has no data, so its update is all zeros; an attacker who knows that can compute the names of all its objects."""
 
     def all_that_the_hostile_node_sees(link: Link) -> list:
         link.pull(HOSTILE)
-        parts = {key: part.deflate() for key, part in get_all_nested_objects(content(0.0)["arrays"]).items()}
+        parts = parts_of(content(0.0)["arrays"])
         fetched = [link.object_of(HOSTILE, key).SerializeToString() for key in parts]
         response = link.push(HOSTILE, link.reply(HOSTILE, content(0.0)))
         without_session = [link.upload(HOSTILE, "", key, part) for key, part in parts.items()]
@@ -273,6 +246,8 @@ def test_a_guess_of_anothers_update_is_not_confirmed(link):
         return [fetched, asked_for, without_session, other_content, own_content]
 
     before = all_that_the_hostile_node_sees(Link())
+    many = len(before[0])
+    assert before == [[b""] * many, True, [False] * many, [False] * many, [True] * many]
     link.answer(VICTIM, content(0.0))
     assert all_that_the_hostile_node_sees(link) == before
 

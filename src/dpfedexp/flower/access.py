@@ -37,24 +37,21 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def check_flower(command: str, module: Any = None, functions: Mapping[str, str] | None = None) -> None:
+def check_flower(command: str, module: Any, functions: Mapping[str, str]) -> None:
     """Raise `InputError` for another version of Flower than `command` supports, or for `functions` with other arguments."""
     import flwr
 
-    made_for = " or ".join(VERSIONS)
-
-    def refuse(found: str) -> InputError:
-        return InputError(
-            f"dpfedexp {command} was made for flwr {made_for}, and this is {flwr.__version__}{found}; install flwr=={VERSIONS[-1]}."
-        )
-
-    if flwr.__version__ not in VERSIONS:
-        raise refuse("")
-    for name, expected in (functions or {}).items():
+    changed = ""
+    for name, expected in functions.items() if flwr.__version__ in VERSIONS else ():
         function = getattr(module, name, None)
         if function is None or list(inspect.signature(function).parameters) != expected.split():
-            state = "missing" if function is None else "another one"
-            raise refuse(f", whose {module.__name__}.{name} is {state}")
+            changed = f", whose {module.__name__}.{name} is {'missing' if function is None else 'another one'}"
+            break
+    require(
+        flwr.__version__ in VERSIONS and not changed,
+        f"dpfedexp {command} was made for flwr {' or '.join(VERSIONS)}, and this is {flwr.__version__}{changed}; "
+        f"install flwr=={VERSIONS[-1]}.",
+    )
 
 
 def node_id(public_key: bytes) -> int:
@@ -221,11 +218,8 @@ def _in_table(address: Address, family: socket.AddressFamily) -> str:
     found = ipaddress.ip_address(address[0].partition("%")[0])
     if family == socket.AF_INET6 and found.version == 4:
         found = ipaddress.ip_address(f"::ffff:{found}")
-    elif family == socket.AF_INET and found.version == 6:
-        mapped = getattr(found, "ipv4_mapped", None)
-        if mapped is None:
-            raise ValueError(address)
-        found = mapped
+    elif family == socket.AF_INET:
+        found = ipaddress.IPv4Address(str(getattr(found, "ipv4_mapped", None) or found))
     words = (found.packed[i : i + 4] for i in range(0, len(found.packed), 4))
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{address[1]:04X}"
 

@@ -102,15 +102,6 @@ def clip_and_randomize(
     return mechanism.randomize(clipped, torch.arange(len(rows)), noise or ChaChaNoise(), **given)
 
 
-@dataclass(frozen=True)
-class Sender:
-    """The sender of a masked row: run and node from the SuperNode, and the helper's key from the site's settings."""
-
-    run: str
-    node: int
-    helper_key: str
-
-
 def pinned_key(request: NodeRequest, guard: Guard | None, node_config: Mapping[str, Any]) -> str:
     """The public key of the helper that this site trusts; "" where the request needs none."""
     if not request.mechanism.needs_helper:
@@ -126,12 +117,17 @@ def pinned_key(request: NodeRequest, guard: Guard | None, node_config: Mapping[s
     return check_public(key)
 
 
-def reply_content(update: Tensor, request: NodeRequest, ballots: Tensor | None, sender: Sender) -> RecordDict:
-    """The content of the reply with this update's report; in two-party aggregation the masked row and the mask's sealed seed."""
+def reply_content(
+    update: Tensor, request: NodeRequest, ballots: Tensor | None, run: str, node: int, helper_key: str
+) -> RecordDict:
+    """The content of the reply with this update's report; in two-party aggregation the masked row and the mask's sealed seed.
+
+    `run` and `node` are the SuperNode's, and `helper_key` is from the site's settings: none of them comes from a message.
+    """
     report = clip_and_randomize(update, request.mechanism, ballots=ballots)
     if request.mechanism.needs_helper:
         row = to_words(cast(TwoPartyGaussian, request.mechanism).units(report)[0])
-        sent = mask_row(row, messages.round_of(request, len(row), sender.run), sender.node, sender.helper_key)
+        sent = mask_row(row, messages.round_of(request, len(row), run), node, helper_key)
         return messages.reply_of(np.ascontiguousarray(sent.words, dtype="<u8"), request, seed=sent.sealed)
     if request.clients:
         return messages.sums_content(request.mechanism.collect(report), request)
@@ -191,8 +187,8 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
             _remember(context, request.mechanism, control, update.flatten(), request.tau_eta_l)
         if enforced(context):
             return trained
-        sender = Sender(str(context.run_id), int(context.node_id), helper_key)
-        return Message(reply_content(update, request, read_ballots(trained, request), sender), reply_to=message)
+        ballots, sender = read_ballots(trained, request), (str(context.run_id), int(context.node_id))
+        return Message(reply_content(update, request, ballots, *sender, helper_key), reply_to=message)
     except Exception as error:
         _log.error("the app's train function failed on this node", exc_info=error)
         return refusal(message, "the app's train function failed; see the node's log.")
@@ -549,6 +545,7 @@ def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int, candidat
         federation, settings = read_settings(dict(run_config))
         algorithm, participation = settings.build_algorithm(), settings.build_participation()
         local, candidates, rounds = settings.build_local(), read_candidates(dict(run_config)), federation.rounds
+        players = candidates or (Candidate(),)
         many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
         extras = plan_comparison(candidates, local, rounds)[2] if candidates else Extras()
         extras = replace(extras, evaluations=many)
@@ -557,9 +554,9 @@ def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int, candidat
             rule, own = one.algorithm or algorithm, one.local or local
             return bind(rule, own, dimension, federation.clients, participation, rounds, rule.private, extras=extras)
 
-        mechanism, probe, others = bound(candidates[candidate] if candidate < len(candidates) else Candidate())
-        if candidates:
-            first = bound(candidates[0])[0]
+        mechanism, probe, others = bound(players[min(candidate, len(players) - 1)])
+        if candidate:
+            first = bound(players[0])[0]
             require(mechanism.client_event() == first.client_event(), "candidates cost different epsilons")
     except InputError as reason:
         raise Refused(f"the run's configuration announces no limits that this node can check: {reason}") from None
@@ -569,7 +566,7 @@ def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int, candidat
         often |= {RATE: extras.rate_votes, CLIP: extras.rate_votes * mechanism.adapts_clip, SCALE: scales}
         others |= {purpose: probe.mechanisms[purpose] for purpose in (RATE, CLIP, SCALE) if often[purpose]}
     asked = {purpose: (one, often[purpose]) for purpose, one in others.items()}
-    return AnnouncedLimits(mechanism, rounds, federation.clients_per_node, asked, max(1, len(candidates)))
+    return AnnouncedLimits(mechanism, rounds, federation.clients_per_node, asked, len(players))
 
 
 def admit_announced(request: NodeRequest, context: Context, dimension: int) -> None:

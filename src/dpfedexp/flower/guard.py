@@ -43,7 +43,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -98,43 +98,6 @@ def total(charges: Charges, delta: float) -> float:
     return compose([(observed(event), count) for event, count in charges], delta).epsilon
 
 
-def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Read the file of a guard (a node's own limits) or of a helper, and check the limits that both have.
-
-    Args:
-        path: the TOML file.
-        what: "guard" or "helper", for messages.
-        needed: further settings that the file must have.
-        optional: further settings that the file may have.
-
-    Returns:
-        All settings of the file except `id`.
-    """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"the {what} file {str(path)!r} can't be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"the {what} file {str(path)!r} is not valid TOML: {error}.") from None
-    needed = (*NUMBERS, "mechanisms", *needed)
-    for name in needed:
-        require(name in values, f"the {what} file {str(path)!r} has no {name}; all limits are required.")
-    known = (*needed, *optional, "id")
-    for name in values:
-        require(name in known, f"{what}: {name} is not a setting.{nearest(name, known)}")
-    for name in NUMBERS:
-        value = values[name]
-        require(is_number(value) and value > 0, f"{what}: {name} is {value!r}; it must be a positive number.")
-    require(values["delta"] < 1, f"{what}: delta is {values['delta']}; it must be below 1.")
-    require(isinstance(values["mechanisms"], list), f"{what}: mechanisms must be a list of names.")
-    for name in values["mechanisms"]:
-        check_name(name, f"{what}: mechanism")
-    name = values.pop("id", "unset")  # `GuardFiles` reads it
-    good = isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100
-    require(good, f"{what}: id is {name!r}; it must be a name of 1 to 100 characters that no other {what} has.")
-    return {**values, "mechanisms": tuple(values["mechanisms"])}
-
-
 @dataclass(frozen=True)
 class Limits:
     """Privacy limits in a file, for a node or a two-party helper; the ledger beside the file has every answer that was charged."""
@@ -143,12 +106,48 @@ class Limits:
     max_epsilon_per_round: float
     max_epsilon_total: float
     delta: float
-    mechanisms: tuple[str, ...]
     max_clip: float
+    mechanisms: tuple[str, ...]
 
+    what: ClassVar[str] = "guard"
     whose: ClassVar[str] = "node"
     variable: ClassVar[str] = VARIABLE
     node_key: ClassVar[str] = NODE_KEY
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Load the file; raises `InputError` if it can't be read, lacks a limit, or has a setting that is wrong."""
+        path, what = Path(path), cls.what
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"the {what} file {str(path)!r} can't be read: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"the {what} file {str(path)!r} is not valid TOML: {error}.") from None
+        settings = {one.name: one.default for one in fields(cls) if one.name != "path"}
+        for name, default in settings.items():
+            given = name in values or default is not MISSING
+            require(given, f"the {what} file {str(path)!r} has no {name}; all limits are required.")
+        for name in values:
+            known = (*settings, "id")
+            require(name in known, f"{what}: {name} is not a setting.{nearest(name, known)}")
+        for name in NUMBERS:
+            value = values[name]
+            require(is_number(value) and value > 0, f"{what}: {name} is {value!r}; it must be a positive number.")
+        require(values["delta"] < 1, f"{what}: delta is {values['delta']}; it must be below 1.")
+        require(isinstance(values["mechanisms"], list), f"{what}: mechanisms must be a list of names.")
+        for name in values["mechanisms"]:
+            check_name(name, f"{what}: mechanism")
+        name = values.pop("id", "unset")  # `GuardFiles` reads it
+        good = isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100
+        require(good, f"{what}: id is {name!r}; it must be a name of 1 to 100 characters that no other {what} has.")
+        more = cls.checked_settings({**values, "mechanisms": tuple(values["mechanisms"])}, path.parent)
+        return cls(path, **more)
+
+    @classmethod
+    def checked_settings(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Check the settings of a node or of a helper alone, and convert them. `folder` is that of the file."""
+        raise NotImplementedError
 
     @classmethod
     def of_node(cls, node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Self | None:
@@ -157,7 +156,7 @@ class Limits:
         path = environment.get(cls.variable, node_config.get(cls.node_key))
         named = path is None or str(path).strip()
         require(bool(named), f"{cls.variable} or {cls.node_key} is empty; it must name a file, or not be set.")
-        return None if path is None else cls.load(Path(str(path)).expanduser())  # type: ignore[attr-defined]
+        return None if path is None else cls.load(Path(str(path)).expanduser())
 
     @property
     def ledger(self) -> Path:
@@ -216,12 +215,7 @@ class Guard(Limits):
     answer_failures: bool = False
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Load a guard file; raises `InputError` if it can't be read or lacks a limit."""
-        path = Path(path)
-        values = read_limits(
-            path, "guard", optional=("helper_key", "apps", "overrides", "max_candidates", "answer_failures")
-        )
+    def checked_settings(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
         if "helper_key" in values:
             values["helper_key"] = check_public(values["helper_key"], "guard: helper_key")
         apps = values.get("apps", [])
@@ -238,7 +232,7 @@ class Guard(Limits):
         failures = values.get("answer_failures", False)
         require(isinstance(failures, bool), f"guard: answer_failures is {failures!r}; it must be true or false.")
         names = None if overrides is None else tuple(overrides)
-        return cls(path, **{**values, "apps": tuple(apps), "overrides": names})
+        return {**values, "apps": tuple(apps), "overrides": names}
 
     def admit(self, request: NodeRequest, *, run: str = "", app: str = "", charge: bool = True) -> None:
         """Write the charge for an answer to the ledger if every limit allows it; raise `Refused` otherwise.
@@ -276,12 +270,10 @@ class HelperFile(Limits):
     min_clients: int
     max_columns: int = 100_000_000
 
-    whose, variable, node_key = "helper", HELPER_VARIABLE, HELPER_KEY
+    what, whose, variable, node_key = "helper", "helper", HELPER_VARIABLE, HELPER_KEY
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
-        path = Path(path)
-        values = read_limits(path, "helper", ("private_key", "min_clients"), ("max_columns",))
+    def checked_settings(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
         fewest = values["min_clients"]
         require(
             is_count(fewest) and fewest >= FEWEST,
@@ -290,8 +282,7 @@ class HelperFile(Limits):
         longest = values.get("max_columns", 1)
         require(is_count(longest), f"helper: max_columns is {longest!r}; it must be a positive whole number.")
         require(isinstance(values["private_key"], str), "helper: private_key must be the name of a file.")
-        values["private_key"] = path.parent / Path(values["private_key"]).expanduser()
-        return cls(path, **values)
+        return {**values, "private_key": folder / Path(values["private_key"]).expanduser()}
 
     def helper(self, noise: Callable[[], Noise] = ChaChaNoise) -> Helper:
         """The helper with this file's key, limits and ledger."""
@@ -391,16 +382,24 @@ def guard_ledger(guard: Path) -> Iterator[Ledger]:
     with _locked(guard.with_name(guard.stem + _LOCK)):
         files = GuardFiles.of(guard)
         name = secrets.token_hex(8) if files.id is None else files.id
-        shared = _shared_anchor(name)
-        shared.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(shared.path.with_suffix(_LOCK)):
+        path = _shared_anchor(name)[0].path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(path.with_suffix(_LOCK)):
             # Read again: a copy of this guard file may have created the ledger meanwhile.
             files = GuardFiles.of(guard)
-            with _open(files, name, shared) as ledger:
-                seen, before = _last_mark(shared), ledger.mark()
+            new = not files.ledger.exists()
+            if new:
+                _check_missing(files)
+            with Ledger.create(files.ledger, holder=name) if new else Ledger.open(files.ledger) as ledger:
+                mark = None if new else _check_marks(files, ledger)
+                _write_id_once(files, name, ledger, new)
+                seen = _shared_anchor(name)[1]
+                if not mark == seen == ledger.mark():
+                    _move_anchors(files, name, seen, ledger)
+                before = ledger.mark()
                 yield ledger
                 if ledger.mark() != before:
-                    _move_anchors(files, shared, seen, ledger)
+                    _move_anchors(files, name, before, ledger)
 
 
 def read_ledger(files: GuardFiles) -> Ledger | None:
@@ -413,34 +412,22 @@ def read_ledger(files: GuardFiles) -> Ledger | None:
     return ledger
 
 
-def _open(files: GuardFiles, name: str, shared: SharedAnchor) -> Ledger:
-    new = not files.ledger.exists()
-    if new:
-        _check_missing(files)
-    ledger = Ledger.create(files.ledger, holder=name) if new else Ledger.open(files.ledger)
+def _write_id_once(files: GuardFiles, name: str, ledger: Ledger, new: bool) -> None:
+    """Write the id into a guard file without one. A new ledger whose id can't be written is deleted."""
     try:
-        mark = None if new else _check_marks(files, ledger)
-        try:
-            if new:
-                files.ledger.chmod(0o600)
-            if not files.stated:
-                _write_id(files.guard, name)
-        except OSError as error:
-            if new:  # an existing ledger has the id in its first line
-                ledger.close()
-                for path in (files.ledger, head_path(files.ledger)):
-                    path.unlink(missing_ok=True)
-                raise LedgerError(
-                    f"{files.guard.name} has no id, and one can't be written into it ({error.strerror}); add a line such as "
-                    'id = "ward 7", with a name that no other guard has.'
-                ) from None
-        seen = _last_mark(shared)
-        if not mark == seen == ledger.mark():
-            _move_anchors(files, shared, seen, ledger)
-    except BaseException:
-        ledger.close()
-        raise
-    return ledger
+        if new:
+            files.ledger.chmod(0o600)
+        if not files.stated:
+            _write_id(files.guard, name)
+    except OSError as error:
+        if new:  # an existing ledger has the id in its first line
+            ledger.close()
+            for path in (files.ledger, head_path(files.ledger)):
+                path.unlink(missing_ok=True)
+            raise LedgerError(
+                f"{files.guard.name} has no id, and one can't be written into it ({error.strerror}); add a line such as "
+                'id = "ward 7", with a name that no other guard has.'
+            ) from None
 
 
 def _check_missing(files: GuardFiles) -> None:
@@ -452,8 +439,7 @@ def _check_missing(files: GuardFiles) -> None:
             "budget on purpose, delete those too."
         )
     if files.id is not None:
-        shared = _shared_anchor(files.id)
-        seen = _last_mark(shared)
+        shared, seen = _shared_anchor(files.id)
         if (seen is None and _DRAWN.fullmatch(files.id)) or (seen is not None and seen.count):
             count = f" {seen.count} times, as {str(shared.path)!r} has seen" if seen else ""
             raise LedgerError(
@@ -481,8 +467,7 @@ def _check_marks(files: GuardFiles, ledger: Ledger) -> LedgerMark | None:
         )
     if files.id is None:
         raise LedgerError(f"{path.name} has no id in its first line; it is no ledger of a guard.")
-    shared = _shared_anchor(files.id)
-    known = _last_mark(shared)
+    shared, known = _shared_anchor(files.id)
     if known is not None and not ledger.holds(known):
         raise LedgerError(
             f"{path.name} holds {len(ledger)} charges, and {str(shared.path)!r} has seen {known.count} of the guard with id "
@@ -495,8 +480,7 @@ def _check_marks(files: GuardFiles, ledger: Ledger) -> LedgerMark | None:
 
 def _check_place(files: GuardFiles, ledger: Ledger | None) -> None:
     """Raise `LedgerError` if another ledger was charged at this path before; `ledger` is None where there is no ledger."""
-    shared = _shared_anchor(files.ledger)
-    known = _last_mark(shared)
+    shared, known = _shared_anchor(files.ledger)
     if known is not None and known.count and (ledger is None or not ledger.holds(known)):
         raise LedgerError(
             f"{files.ledger.name} is {'missing' if ledger is None else 'another ledger'}, and {str(shared.path)!r} has seen "
@@ -505,35 +489,29 @@ def _check_place(files: GuardFiles, ledger: Ledger | None) -> None:
         )
 
 
-def _move_anchors(files: GuardFiles, shared: SharedAnchor, seen: LedgerMark | None, ledger: Ledger) -> None:
+def _move_anchors(files: GuardFiles, name: str, seen: LedgerMark | None, ledger: Ledger) -> None:
     """Move the anchors to the ledger's mark, if the anchor of the id still has the mark that was read before."""
-    if _last_mark(shared) != seen:
+    shared, newest = _shared_anchor(name)
+    if newest != seen:
         raise LedgerError(
             f"{str(shared.path)!r} was changed while {files.ledger.name} was in use; nothing is answered."
         )
     mark = ledger.mark()
     write_mark(files.anchor, mark)
-    for anchor in (shared, _shared_anchor(files.ledger)):
+    for anchor in (shared, _shared_anchor(files.ledger)[0]):
         anchor.remember(mark)
 
 
-def _shared_anchor(name: str | Path) -> SharedAnchor:
-    """The anchor in the user's state folder for a guard's id, or for the path of a ledger."""
+def _shared_anchor(name: str | Path) -> tuple[SharedAnchor, LedgerMark | None]:
+    """The anchor in the user's state folder for a guard's id, or for the path of a ledger, and its mark (None: not used yet)."""
     if isinstance(name, Path):
         known = b"dpfedexp ledger at\0" + os.fsencode(name.resolve())
     else:
         known = b"dpfedexp guard\0" + name.encode()
     try:
-        return SharedAnchor.of(hashlib.sha256(known).hexdigest())
+        anchor = SharedAnchor.of(hashlib.sha256(known).hexdigest())
+        return anchor, anchor.mark()
     except (InputError, RuntimeError) as error:
-        raise LedgerError(str(error)) from None
-
-
-def _last_mark(shared: SharedAnchor) -> LedgerMark | None:
-    """The mark that the anchor has; None before the first use."""
-    try:
-        return shared.mark()
-    except InputError as error:
         raise LedgerError(str(error)) from None
 
 

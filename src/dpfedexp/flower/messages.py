@@ -97,11 +97,12 @@ def to_arrays(w: Tensor, layout: Layout) -> ArrayRecord:
     return ArrayRecord({name: as_array(value.numpy()) for name, value in named.items()})
 
 
-def strict_array(array: Array, dtype: str, shape: tuple[int, ...], *, finite: bool = True) -> np.ndarray:
+def strict_array(array: Array, dtype: str, shape: tuple[int, ...], *, of_app: bool = False) -> np.ndarray:
     """The array's values, if type and shape match exactly and all are finite; nothing that the array claims is trusted.
 
-    Sizes are compared before any byte is parsed, so an array that claims to be huge costs nothing. `finite=False` accepts NaN and
-    infinity, for callers that replace them by zeros.
+    Sizes are compared before any byte is parsed, so an array that claims to be huge costs nothing. `of_app` is for what an app
+    gives its own site: NaN and infinity, which the site replaces by zeros, and column-major arrays, as Flower writes a transposed
+    parameter.
     """
     expected = np.dtype(dtype).newbyteorder("<")
     size = math.prod(shape) * expected.itemsize
@@ -112,10 +113,12 @@ def strict_array(array: Array, dtype: str, shape: tuple[int, ...], *, finite: bo
     require(0 < offset <= 256, "its size is wrong")
     require(array.data[:8] == b"\x93NUMPY\x01\x00", "its header is wrong")
     header = _header(array.data[8:offset])
-    require(header == {"descr": expected.str, "fortran_order": False, "shape": shape}, "its header is wrong")
+    right = {"descr": expected.str, "fortran_order": False, "shape": shape}
+    transposed = of_app and header == {**right, "fortran_order": True}
+    require(transposed or header == right, "its header is wrong")
     values = np.frombuffer(array.data, dtype=expected, offset=offset)
-    require(not finite or bool(np.isfinite(values).all()), "it is not finite")
-    return values.reshape(shape).copy()
+    require(of_app or bool(np.isfinite(values).all()), "it is not finite")
+    return values.reshape(shape, order="F" if transposed else "C").copy()
 
 
 def _header(raw: bytes) -> object:

@@ -41,7 +41,7 @@ from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.modules import Layout
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.access import Receive, Scope, Send, answer_nothing, check_flower, core_dumpers, peer
-from dpfedexp.flower.client import ENFORCED, Sender, helper_reply, pinned_key, read_ballots, read_request, reply_content
+from dpfedexp.flower.client import ENFORCED, helper_reply, pinned_key, read_ballots, read_request, reply_content
 from dpfedexp.flower.guard import Guard, Refused
 from dpfedexp.flower.messages import MODEL, ROWS, NodeRequest, refusal, strict_array
 
@@ -123,8 +123,9 @@ class Site:
                 update, ballots = torch.zeros(request.shape(len(admitted.w))), read_ballots(None, request)
             # Charged before the report exists.
             self.guard.admit(request, run=admitted.run, app=admitted.app)
-            sender = Sender(admitted.run, admitted.message.metadata.dst_node_id, admitted.helper_key)
-            return Message(reply_content(update, request, ballots, sender), reply_to=admitted.message)
+            node = admitted.message.metadata.dst_node_id
+            content = reply_content(update, request, ballots, admitted.run, node, admitted.helper_key)
+            return Message(content, reply_to=admitted.message)
         except Refused as reason:
             _log.warning("this site sent no report: %s", reason)
         except Exception as error:
@@ -153,7 +154,7 @@ class Site:
 def _values(array: Array, shape: tuple[int, ...]) -> np.ndarray:
     """The array as float32. Values that are not finite stay: `clip_and_randomize` sets such rows to zero."""
     require(array.dtype in _FLOATS, "one of its arrays is not of floating-point numbers.")
-    return strict_array(array, array.dtype, shape, finite=False).astype(np.float32)
+    return strict_array(array, array.dtype, shape, of_app=True).astype(np.float32)
 
 
 @dataclass
@@ -208,32 +209,26 @@ class MessageGate:
             if _identity(message) != _identity(header):
                 raise Refused("the message is not the one that was announced.")
             # A helper of two-party aggregation answers without an app.
-            helped = helper_reply(message, str(run_id), {}) if message.has_content() else None
-            admitted = None if helped else self.site.admit(message, run.fab_hash)
+            self._answer = helper_reply(message, str(run_id), {}) if message.has_content() else None
+            if self._answer is not None:
+                return int(run_id)
+            admitted = self.site.admit(message, run.fab_hash)
+            known = {
+                "receive": lambda: (header, tree),
+                "get_run": lambda _: run,
+                "get_fab": lambda *_: fab,
+                "pull_object": lambda _, key: contents[key],
+                "trusted_entities": None,
+            }
+            stored = self._pull(**{**given, **known})
         except RunNotRunningException:
             return None
-        except Exception as error:
+        except Exception as error:  # Flower raises one too for a run that overrides a setting that the app lacks
             reason = error if isinstance(error, Refused) else Refused("the message can't be read.")
             if reason is not error:
-                _log.error("a message could not be fetched", exc_info=error)
+                _log.error("a message could not be fetched, or stored for the app", exc_info=error)
             _log.warning("this site refused a request: %s", reason)
             self._answer = refusal(header, reason.shown)
-            return int(run_id)
-        if helped is not None:
-            self._answer = helped
-            return int(run_id)
-        known = {
-            "receive": lambda: (header, tree),
-            "get_run": lambda _: run,
-            "get_fab": lambda *_: fab,
-            "pull_object": lambda _, key: contents[key],
-            "trusted_entities": None,
-        }
-        try:
-            stored = self._pull(**{**given, **known})
-        except ValueError as error:  # a run may override a setting that the app lacks, which must not end the node
-            _log.error("a message could not be stored for the app", exc_info=error)
-            self._answer = refusal(header, "the message can't be read.")
             return int(run_id)
         if stored is not None:
             self._admitted = admitted
@@ -263,7 +258,13 @@ class MessageGate:
         def pushing(run_id: int, session: str, key: str, content: bytes) -> None:
             push_object(run_id, session, key, content) if key in objects else _refuse_to_send()
 
-        self._push(_Outbox(state, answer), store, sending, pushing)
+        # The part of the node's state that Flower's function may use: this one message, and the deletion of messages.
+        outbox = SimpleNamespace(
+            get_messages_legacy=lambda is_reply: [answer],
+            get_message_processing_duration=lambda message_id: 0.0,
+            delete_messages=state.delete_messages,
+        )
+        self._push(outbox, store, sending, pushing)
 
     def _returned(self, state: Any, store: ObjectStore, asked: Metadata) -> Message | None:
         """The app's reply to this message; None if it can't be read or is late. All other replies are deleted."""
@@ -286,23 +287,6 @@ class MessageGate:
         for task in state.get_tasks(run_ids=[asked.run_id]):
             state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="The request has ended.")
         return None
-
-
-@dataclass(frozen=True)
-class _Outbox:
-    """The part of the node's state that Flower's `_push_messages` may use: one message, and the deletion of messages."""
-
-    state: Any
-    answer: Message
-
-    def get_messages_legacy(self, *, is_reply: bool) -> list[Message]:
-        return [self.answer]
-
-    def get_message_processing_duration(self, *, message_id: str) -> float:
-        return 0.0
-
-    def delete_messages(self, *, message_ids: Sequence[str]) -> None:
-        self.state.delete_messages(message_ids=message_ids)
 
 
 def _complete_message(store: ObjectStore, key: str, deadline: float) -> Message:
