@@ -15,10 +15,7 @@ from dpfedexp.core import step_size
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.outlets import CHECKPOINT
-from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import LedgerError
-from dpfedexp.models import linear_regression
 from tests.engine.small import ROUNDS, Crash, crash_after, crash_in, entries, forged, path_content, regression_run
 from tests.optimizers import Adagrad
 
@@ -70,22 +67,13 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(name, moment, 
     assert len({entry.run for entry in entries(broken)}) == 1
 
 
-def test_a_crash_in_the_middle_of_the_clients_leaves_control_variates_as_they_were(monkeypatch):
-    algorithm = dp.dp_scaffold(clip=0.3, noise_multiplier=1.0)
-    options = {"local": dp.Sgd(lr=0.02, steps=3), "rounds": 2, "execution": dp.Execution(chunk_size=4)}
-    simulation, _ = prepare(linear_regression(D), PROBLEM.federation, algorithm, **options)
-    book = Ledger.in_memory()
-    state, _ = simulation.step(simulation.begin(), book)
-    remembered = state.client_controls.clone()
-    assert float(remembered.abs().max()) > 0
-    with monkeypatch.context() as patch:
-        crash_in(patch, Simulation, "updates", 3, before=True)
-        with pytest.raises(Crash):
-            simulation.step(state, book)
-    assert torch.equal(state.client_controls, remembered)
-
-
 def test_a_checkpoint_of_another_run_is_refused_and_the_difference_named(tmp_path):
+    """A rule of one's own is not taken for the library's of that name."""
+
+    def free(release):
+        return 99.0
+
+    free.__qualname__ = "free"
     run(PLAIN, tmp_path, rounds=2)
     for given, words in [
         ({"seed": 3}, "seed is 3 here and 0 there"),
@@ -96,6 +84,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_difference_named(tmp_pat
         ({"algorithm": dp.cdp_fedexp(clip=0.4, noise_multiplier=1.0)}, r"algorithm\.clip is 0\.4 here and 0\.3 there"),
         ({"algorithm": replace(PLAIN, server=Adagrad())}, "server is 'Adagrad' here and 'Extrapolate' there"),
         ({"algorithm": replace(PLAIN, rule=step_size.free)}, "rule is 'dpfedexp.free' here and 'Safe' there"),
+        ({"algorithm": replace(PLAIN, rule=free)}, "rule is 'free' here and 'Safe' there"),
     ]:
         with pytest.raises(dp.InputError, match=words):
             run(**({"algorithm": PLAIN, "folder": tmp_path, "rounds": 2} | given))
