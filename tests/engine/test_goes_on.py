@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from dpfedexp import Run, Stop, dp_fedavg
@@ -15,15 +15,10 @@ from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.stopping import Interrupted
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import LedgerError, RoundFailed
-from tests.engine.small import ROUNDS, Crash, crash_after, forged, path_content, small_run
+from tests.engine.small import ROUNDS, Crash, crash_after, forge, small_run
 
 pytestmark = pytest.mark.usefixtures("untried")
-STOPPED = {"on_round": lambda record: Stop("enough", "test") if record["round"] == 2 else None}
-
-
-def interrupt(record):
-    if record["round"] == 2:
-        raise KeyboardInterrupt
+interrupt = crash_after(2, KeyboardInterrupt)
 
 
 def test_a_run_that_goes_on_leaves_no_old_claim_or_model_beside_new_rounds(tmp_path):
@@ -53,7 +48,7 @@ def test_a_saved_copy_verifies_whatever_the_run_went_through(secure, tmp_path):
 
 
 def test_a_decision_that_ended_a_run_is_not_forgotten_when_it_ends_early_again(tmp_path):
-    first = small_run(out=tmp_path, **STOPPED)
+    first = small_run(out=tmp_path, on_round=crash_after(2, Stop("enough", "test")))
     assert first.privacy.stopping == "test"
     again = small_run(out=tmp_path, budget=0.01)
     assert (again.privacy.stopping, again.privacy.epsilon_total) == ("test", first.privacy.epsilon_total)
@@ -138,9 +133,7 @@ def test_tied_weights_of_an_unfinished_run_are_the_trained_ones_and_it_goes_on(t
 def test_a_checkpoint_that_is_not_the_sealed_one_is_not_gone_on_from(tmp_path):
     with pytest.raises(Interrupted):
         small_run(out=tmp_path, on_round=interrupt)
-    path = tmp_path / CHECKPOINT
-    spoilt = {name: value * 0 for name, value in load_file(path).items()}
-    save_file(spoilt, path, forged(path_content(tmp_path), spoilt))
+    forge(tmp_path, {name: value * 0 for name, value in load_file(tmp_path / CHECKPOINT).items()})
     assert outcome(verify_run(tmp_path)) == "false"
     with pytest.raises(LedgerError, match="not the one that the ledger was sealed with"):
         small_run(out=tmp_path)

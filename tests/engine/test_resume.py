@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, train
 from dpfedexp.accounting import Ledger, compose
@@ -20,7 +20,7 @@ from dpfedexp.engine.private_folder import PrivateFolder, SharedAnchor, paramete
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
 from tests.arguments import arguments
-from tests.engine.small import BareClients, Crash, crash_after, crash_in, entries, forged, path_content, random_rows
+from tests.engine.small import BareClients, Crash, crash_after, crash_in, entries, forge, random_rows
 
 D, M, ROUNDS = 3, 6, 5
 pytestmark = pytest.mark.usefixtures("untried")
@@ -64,18 +64,15 @@ def moments(folder, **options):
 
 
 def test_several_seeded_runs_on_one_ledger_pay_for_every_round_of_each(tmp_path):
-    """And those of a project's file add up, whatever their settings, also where one of them was interrupted."""
-    book = Ledger.in_memory()
-    for _ in range(3):
-        run(ledger=book)
-    assert len(book) == 3 * ROUNDS
-    assert len({entry.run for entry in book.entries}) == 3
+    """Whatever their settings, also where one of them was interrupted or is the same again."""
     path = tmp_path / "project.jsonl"
     run(ledger=path, rounds=2)
     interrupted(tmp_path / "a", after=2, ledger=path)
+    run(ledger=path, rounds=2)
     run(tmp_path / "b", ledger=path, rounds=3, seed=4)
     assert len(run(tmp_path / "a", ledger=path).history) == ROUNDS
-    assert len(Ledger.open(path, read_only=True)) == 5 + ROUNDS
+    book = Ledger.open(path, read_only=True)
+    assert (len(book), len({entry.run for entry in book.entries})) == (7 + ROUNDS, 4)
 
 
 def test_a_budget_stops_the_runs_of_one_ledger_together():
@@ -143,18 +140,6 @@ def test_an_older_checkpoint_is_replayed_for_free_with_the_same_noise_and_paid_f
     assert [entry.round for entry in entries(tmp_path)] == ([1, 2, 3, 4, 3, 4, 5] if secure else [1, 2, 3, 4, 5])
 
 
-def forge_text(folder, **fields):
-    """Another text in the checkpoint, with hashes that fit."""
-    tensors = load_file(folder / CHECKPOINT)
-    save_file(tensors, folder / CHECKPOINT, forged(path_content(folder) | fields, tensors))
-
-
-def shorten_control(folder):
-    tensors = load_file(folder / CHECKPOINT)
-    tensors["control"] = tensors["control"][:-1].clone()
-    save_file(tensors, folder / CHECKPOINT, forged(path_content(folder), tensors))
-
-
 def private_file(pattern, content):
     path = next(Path(os.environ["DPFEDEXP_PRIVATE"]).glob(f"*/{pattern}"))
     path.unlink()
@@ -172,9 +157,9 @@ def remove(folder, *names):
     [
         (lambda f: remove(f, "ledger.jsonl"), "is missing, so what was charged is unknown"),
         (lambda f: remove(f, "ledger.jsonl", CHECKPOINT), "traces of a run, but its ledger is missing"),
-        (lambda f: forge_text(f, version=2), "has version 2, and this library reads version 4; finish"),
-        (lambda f: forge_text(f, round=4, history=[{"round": n} for n in range(1, 5)]), "round 4 .* was never charged"),
-        (shorten_control, "control variate does not fit"),
+        (lambda f: forge(f, version=2), "has version 2, and this library reads version 4; finish"),
+        (lambda f: forge(f, round=4, history=[{"round": n} for n in range(1, 5)]), "round 4 .* was never charged"),
+        (lambda f: forge(f, load_file(f / CHECKPOINT) | {"control": torch.ones(1)}), "control variate does not fit"),
         (lambda f: private_file("controls-3*", None), "control variates of round 3 are missing"),
         (lambda f: private_file("controls-3*", "no tensors"), r"controls-3\.safetensors' is damaged"),
         (lambda f: private_file("data.json", '{"key": "00"}'), r"data\.json' is damaged"),

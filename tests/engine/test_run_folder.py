@@ -117,6 +117,7 @@ def test_fit_writes_the_statement_that_it_returns_and_its_page_says_fit(tmp_path
     ("options", "words"),
     [
         ({"out": "photos"}, "holds files but no run"),
+        ({"out": "photos/cat.png/run"}, "can't be written"),
         ({"out": 3}, "out is 3; it must be the path of a folder"),
         ({"out": "new", "checkpoint": "other"}, r"train has no argument 'checkpoint'\. Write out"),
     ],

@@ -21,7 +21,7 @@ from dpfedexp.engine.checkpoint import digest
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.verify import EXEMPT, outcome, read_claim, recompute, verify_run
 from dpfedexp.errors import AdviceWarning, InputError, LedgerError, RoundFailed
-from tests.engine.small import ROUNDS, crash_after, crash_in, forged, path_content, small_run
+from tests.engine.small import ROUNDS, crash_after, crash_in, forge, path_content, small_run
 
 pytestmark = pytest.mark.usefixtures("untried")
 NOISY = cdp_fedexp(clip=0.3, noise_multiplier=4.0)
@@ -181,10 +181,8 @@ def test_a_model_that_the_ledger_did_not_pay_for_is_found(folder):
 @pytest.mark.parametrize("text", ["run", "ledger"])
 def test_a_checkpoint_of_another_run_or_of_another_ledger_is_found(folder, text):
     run = folder("seeded")
-    path = run / "checkpoint.safetensors"
-    content, tensors = path_content(run), load_file(path)
-    content[text] = "0" * 16 if text == "run" else content["ledger"] | {"hash": "0" * 64}
-    save_file(tensors, path, forged(content, tensors))
+    other = {"run": "0" * 16, "ledger": path_content(run)["ledger"] | {"hash": "0" * 64}}
+    forge(run, **{text: other[text]})
     assert failed(run) == {"checkpoint"}
 
 
