@@ -17,7 +17,7 @@ from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.errors import LedgerError
-from tests.engine.small import ROUNDS, Crash, crash_after, crash_in, entries, forge, regression_run
+from tests.engine.small import ROUNDS, Crash, crash_after, crash_in, entries, forge, path_content, regression_run
 from tests.optimizers import Adagrad
 
 M, D = 16, 5
@@ -217,12 +217,9 @@ def test_a_checkpoint_that_could_not_be_read_again_is_not_written(tmp_path, monk
     """A text of more than 64 MiB was written, and was damaged when it was read."""
     interrupted(tmp_path)
     before = (tmp_path / CHECKPOINT).read_bytes()
-    kept = checkpoint.load(tmp_path)
-    state = checkpoint.state_from(kept.tensors, kept.progress.round, kept.progress.radius)
-    history = [{**kept.progress.history[0], "test_text": "x" * 100}] * kept.progress.round
-    monkeypatch.setattr(checkpoint, "_LARGEST_TEXT", len(json.dumps(history)))
-    with pytest.raises(dp.InputError, match=r"can't be written: its history takes .* The one before it is kept"):
-        checkpoint.save(tmp_path, state, replace(kept.progress, history=history))
+    monkeypatch.setattr(checkpoint, "_LARGEST_TEXT", len(json.dumps(path_content(tmp_path))))
+    with pytest.raises(dp.InputError, match=r"round 4 can't be written: its history takes .* one before it is kept"):
+        run(PLAIN, tmp_path)
     assert (tmp_path / CHECKPOINT).read_bytes() == before
 
 

@@ -58,14 +58,11 @@ def test_a_decision_that_ended_a_run_is_not_forgotten_when_it_ends_early_again(t
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, RoundFailed, ValueError])
 def test_a_run_that_ends_before_its_first_round_claims_nothing_false(end, tmp_path):
-    class Sink:
-        def on_train_begin(self, facts):
-            raise end("client 7 has 12 rows")
+    def callback(record): ...
 
-        def __call__(self, record): ...
-
+    callback.on_train_begin = Mock(side_effect=end("client 7 has 12 rows"))
     with pytest.raises((end, Interrupted)):
-        small_run(out=tmp_path, on_round=Sink())
+        small_run(out=tmp_path, on_round=callback)
     assert outcome(verify_run(tmp_path)) != "false"
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["status"], status["round"]) == ("failed", 0)

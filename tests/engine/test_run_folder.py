@@ -15,7 +15,7 @@ from dpfedexp.engine import checkpoint
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.engine.verify import outcome, read_claim, verify_run
 from dpfedexp.report.page import read_run, run_section
-from tests.engine.small import ROUNDS, Crash, crash_after, federation, network, small_run, weights
+from tests.engine.small import ROUNDS, Crash, crash_after, crash_in, federation, network, small_run, weights
 
 TOML = """
 [data]
@@ -184,17 +184,11 @@ def test_an_interrupted_command_goes_on_and_ends_like_a_whole_one(tmp_path, monk
     train(tmp_path, "whole")
     broken = tmp_path / "broken"
     with monkeypatch.context() as patch:
-
-        def torn(self, line):
-            if line["round"] == 2:
-                (self.path / "metrics.jsonl").open("a").write('{"round": 2, "eta')
-                raise Crash
-            original(self, line)
-
-        original = RunFolder.record
-        patch.setattr(RunFolder, "record", torn)
+        crash_in(patch, RunFolder, "record", 2, before=True)
         with pytest.raises(Crash):
             train(tmp_path, "broken")
+    with (broken / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "eta')
     assert not (broken / "model.safetensors").exists()
     train(tmp_path, "broken")
     assert records(broken) == records(tmp_path / "whole")

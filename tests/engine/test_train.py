@@ -69,9 +69,6 @@ def test_counts_may_be_numpys_and_are_recorded_as_pythons_own(tmp_path):
     assert len(whole.history) == 3
     settings = read_progress(tmp_path).settings
     assert (settings["rounds"], settings["evaluate_every"], settings["local.steps"]) == (3, 2, 2)
-    options = {"local": Sgd(lr=0.1, steps=2), "participation": FixedSize(4)}
-    again = run(rounds=3, evaluate=Evaluation(lambda model: {}, every=2), out=tmp_path, **options)
-    assert again.history == whole.history
 
 
 DELTA = 1e-5

@@ -26,8 +26,6 @@ from dpfedexp.errors import LedgerError, warn
 from dpfedexp.files import set_dates, writing
 from dpfedexp.mechanisms.serialization import text_fields
 
-DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
-
 
 @dataclass(frozen=True)
 class LedgerSource:
@@ -424,6 +422,7 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
     """The description of a run with simulated clients; `more` are further settings that its result depends on."""
     task = simulation.task
     tasks = [one.task for one in simulation.candidates or (simulation,)]
+    not_covered = ("the values whose names start with nonprivate_, which this run recorded for study",)
     settings = settings_of(
         engine,
         [one.layout for one in tasks],
@@ -442,7 +441,7 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
         engine.begin(),
         lambda key: private_folder.data_tag(task.clients, key),
         {"chunk_size": simulation.chunk_size, "trainer": simulation.trainer.name},
-        (DIAGNOSTICS,) if engine.diagnostics and engine.algorithm.private else (),
+        not_covered if engine.diagnostics and engine.algorithm.private else (),
         # SCAFFOLD from reports carries a report's noise into the next one, so the noises of the sums are not independent.
         (lambda history: 0) if engine.algorithm.scaffold == "report" else None,
     )
