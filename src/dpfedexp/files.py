@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, LedgerError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,12 +106,15 @@ def try_lock(descriptor: int) -> bool:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Raise `InputError` with the folder's name for an `OSError` inside."""
+def writing(
+    what: Path | str, to: str = "", remedy: str = ".", kind: type[InputError | LedgerError] = InputError
+) -> Iterator[None]:
+    """Raise `kind` for an `OSError` inside: `what` (a folder, or words) can't be written `to`, the reason, and the remedy."""
     try:
         yield
     except OSError as error:
-        raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
+        named = f"the folder {str(what)!r}" if isinstance(what, Path) else what
+        raise kind(f"{named} can't be written{to}: {error.strerror}{remedy}") from None
 
 
 def set_dates(folder: Path, names: Iterable[str], when: float) -> None:

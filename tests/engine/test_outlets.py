@@ -165,19 +165,11 @@ def test_a_field_without_a_right_can_not_be_written():
 
 @pytest.mark.parametrize("secure", [True, False])
 def test_the_dates_of_a_secure_runs_files_do_not_tell_how_long_it_took(secure, tmp_path):
-    run_folder = RunFolder(tmp_path / "run")
-
-    def slowly(line):
-        run_folder.record(line)
-        time.sleep(0.05)
-
-    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 2, "out": run_folder.path}
+    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 2, "on_round": lambda record: time.sleep(0.05)}
     algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
-    run = train(linear_regression(D), federation(), algorithm, secure=secure, on_round=slowly, **options)
-    kept = {path.stat().st_mtime for path in run_folder.path.iterdir() if path.name.startswith(("ledger", "checkp"))}
-    run_folder.finish(run)
-    every = {path.stat().st_mtime for path in run_folder.path.iterdir() if path.is_file()}
-    assert (len(kept) == 1) == (len(every) == 1) == secure
+    run = train(linear_regression(D), federation(), algorithm, secure=secure, out=tmp_path / "run", **options)
+    for folder in (tmp_path / "run", run.save(tmp_path / "saved")):
+        assert (len({path.stat().st_mtime for path in folder.iterdir()}) == 1) == secure
 
 
 CLOCK = re.compile(

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from dpfedexp import InputError, Run, fit
@@ -14,7 +15,7 @@ from dpfedexp.engine import checkpoint
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.engine.verify import outcome, read_claim, verify_run
 from dpfedexp.report.page import read_run, run_section
-from tests.engine.small import ROUNDS, Crash, crash_after, federation, network, small_run
+from tests.engine.small import ROUNDS, Crash, crash_after, crash_in, federation, network, small_run, weights
 
 TOML = """
 [data]
@@ -86,11 +87,9 @@ def test_a_folder_without_its_statement_is_incomplete_and_that_hides_nothing_tha
     assert done.exit_code == 4
     assert "DOES NOT HOLD" not in done.output
     assert "privacy.json" in done.output
-    found = json.loads(call("privacy", "verify", folder, "--json").output)
-    assert (found["verified"], found["outcome"]) == (False, "incomplete")
+    assert outcome(verify_run(folder)) == "incomplete"
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"round": 99}\n')
-    assert outcome(verify_run(folder)) == "false"
     assert call("privacy", "verify", folder).exit_code == 1
 
 
@@ -118,17 +117,16 @@ def test_fit_writes_the_statement_that_it_returns_and_its_page_says_fit(tmp_path
     ("options", "words"),
     [
         ({"out": "photos"}, "holds files but no run"),
+        ({"out": "photos/cat.png/run"}, "can't be written"),
         ({"out": 3}, "out is 3; it must be the path of a folder"),
-        ({"out": "new", "checkpoint": "other"}, "train has no argument 'checkpoint'. Write out"),
-        ({"out": "new", "resume": True}, "train has no argument 'resume'. Write the same out"),
-        ({"folder": "new"}, "train has no argument 'folder'. Write out"),
+        ({"out": "new", "checkpoint": "other"}, r"train has no argument 'checkpoint'\. Write out"),
     ],
 )
 def test_a_folder_that_can_not_be_written_to_gets_one_sentence(tmp_path, options, words, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_bytes(b"")
-    with pytest.raises(InputError, match=words.replace(".", r"\.")):
+    with pytest.raises(InputError, match=words):
         small_run(**options)
 
 
@@ -158,21 +156,23 @@ def test_a_folder_in_use_is_not_saved_to_and_an_empty_one_not_loaded(written, tm
 
 
 def test_a_script_that_makes_a_new_random_model_resumes_from_the_folder_alone(tmp_path):
-    whole = small_run(out=tmp_path / "whole")
+    """But not with other buffers, even where no state dict holds them."""
+
+    def scaled(scale, seed):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+        model.register_buffer("scale", torch.tensor(scale), persistent=False)
+        return model
+
+    whole = small_run(out=tmp_path / "whole", model=scaled(1.0, 0))
     with pytest.raises(Crash):
-        small_run(out=tmp_path / "killed", on_round=crash_after(2))
-    other = network()
-    with torch.no_grad():
-        for p in other.parameters():
-            p.add_(torch.randn_like(p))
-    other.register_buffer("scale", torch.ones(1))
-    with pytest.raises(InputError, match="frozen parameters or buffers are not those that the run began with"):
-        small_run(out=tmp_path / "killed", model=other)
-    del other.scale
-    again = small_run(out=tmp_path / "killed", model=other)
-    for ours, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-    assert again.privacy.epsilon_total == whole.privacy.epsilon_total
+        small_run(out=tmp_path / "killed", model=scaled(1.0, 0), on_round=crash_after(2))
+    for other in (scaled(-5.0, 0), network()):
+        with pytest.raises(InputError, match="frozen parameters or buffers are not those that the run began with"):
+            small_run(out=tmp_path / "killed", model=other)
+    again = small_run(out=tmp_path / "killed", model=scaled(1.0, 1))
+    assert torch.equal(weights(again), weights(whole))
+    assert again.privacy == whole.privacy
 
 
 def records(folder):
@@ -184,17 +184,11 @@ def test_an_interrupted_command_goes_on_and_ends_like_a_whole_one(tmp_path, monk
     train(tmp_path, "whole")
     broken = tmp_path / "broken"
     with monkeypatch.context() as patch:
-
-        def torn(self, line):
-            if line["round"] == 2:
-                (self.path / "metrics.jsonl").open("a").write('{"round": 2, "eta')
-                raise Crash
-            original(self, line)
-
-        original = RunFolder.record
-        patch.setattr(RunFolder, "record", torn)
+        crash_in(patch, RunFolder, "record", 2, before=True)
         with pytest.raises(Crash):
             train(tmp_path, "broken")
+    with (broken / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "eta')
     assert not (broken / "model.safetensors").exists()
     train(tmp_path, "broken")
     assert records(broken) == records(tmp_path / "whole")

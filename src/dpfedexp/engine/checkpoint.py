@@ -30,7 +30,7 @@ from dpfedexp.engine import outlets
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.private_folder import is_run_id
 from dpfedexp.errors import InputError, LedgerError, require
-from dpfedexp.files import replace_tensors
+from dpfedexp.files import replace_tensors, writing
 
 NamedValues = dict[str, Any]
 FORMAT, VERSION = "dpfedexp-checkpoint", 4
@@ -81,13 +81,9 @@ def save(folder: Path, state: State, progress: Progress) -> None:
         "fewer metrics.",
     )
     metadata = {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    try:
+    remedy = ". The one before it is kept; free disk space or fix the folder, then resume."
+    with writing(f"the checkpoint of round {state.round}", f" to {str(folder)!r}", remedy):
         replace_tensors(folder / CHECKPOINT, tensors, metadata, mode=0o600)
-    except OSError as error:
-        raise InputError(
-            f"the checkpoint of round {state.round} can't be written to {str(folder)!r}: {error.strerror}. The one before it is "
-            "kept; free disk space or fix the folder, then resume."
-        ) from None
 
 
 def read_progress(folder: Path) -> Progress | None:
@@ -99,7 +95,7 @@ def read_progress(folder: Path) -> Progress | None:
 def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> None:
     """Raise `InputError` with the differences if the checkpoint belongs to another run; initial parameters may differ."""
     here, there = (
-        {name: value for name, value in one.items() if not name.endswith(START)}
+        {name: value for name, value in one.items() if not name.endswith("model.start")}
         for one in (settings, checkpoint.progress.settings)
     )
     require(
@@ -223,13 +219,9 @@ def _damaged(folder: Path, how: str) -> InputError:
     )
 
 
-START = "model.start"
-"""Name of the setting with the hash of the initial parameters."""
 _SHOWN = 6
 DERIVED = ("mechanism", "algorithm.clip.")
 """Prefixes of settings that follow from other settings."""
-ROUNDS, EVALUATE_EVERY = "rounds", "evaluate_every"
-"""Names of two settings; `evaluate_every` follows from `rounds` unless it is given."""
 
 
 def settings_hash(settings: NamedValues) -> str:
@@ -240,7 +232,8 @@ def differences(here: NamedValues, there: NamedValues) -> str:
     """Describe the differences of two sets of settings: 'local.lr is 0.1 here and 0.2 there; …'. Empty where they agree."""
     changed = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
     changed = [name for name in changed if not name.startswith(DERIVED)] or changed
-    changed = [name for name in changed if not (name == EVALUATE_EVERY and ROUNDS in changed)]
+    # By default `evaluate_every` follows from `rounds`.
+    changed = [name for name in changed if name != "evaluate_every" or "rounds" not in changed]
     shown = [f"{name} is {here.get(name)!r} here and {there.get(name)!r} there" for name in changed[:_SHOWN]]
     if len(changed) > _SHOWN:
         shown.append(f"{len(changed) - _SHOWN} more differ")

@@ -22,11 +22,9 @@ from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
 from dpfedexp.engine.run import RunFacts, RunFolder, call_text, model_tensors
 from dpfedexp.engine.simulated import Simulation
-from dpfedexp.errors import InputError, LedgerError, warn
-from dpfedexp.files import set_dates
+from dpfedexp.errors import LedgerError, warn
+from dpfedexp.files import set_dates, writing
 from dpfedexp.mechanisms.serialization import text_fields
-
-DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ class OpenRun:
         A run without a checkpoint restarts from its ledger.
         """
         source = LedgerSource.of(ledger, folder)
-        try:
+        with writing(f"the ledger {str(source.path)!r}"):
             if folder is None:
                 return _begin(description, source, folder)
             if last is not None:
@@ -184,8 +182,6 @@ class OpenRun:
             if source.own:
                 _check_nothing_was_released(folder)
             return _begin(description, source, folder)
-        except OSError as error:
-            raise InputError(f"the ledger {str(source.path)!r} can't be written: {error.strerror}.") from None
 
     def complete(self, state: State, record: dict[str, Any], *, last: bool) -> None:
         """Record and save a completed round. After the last round, the clients' control variates are deleted."""
@@ -225,10 +221,8 @@ class OpenRun:
 
     def describe(self) -> None:
         """Write the run's terms to the ledger, where they changed: `verify` computes the statement from the ledger alone."""
-        try:
+        with writing("the run's terms", " to the ledger", kind=LedgerError):
             self.ledger.describe(self.name, **self.description.terms(self.history, self.stop_source))
-        except OSError as error:
-            raise LedgerError(f"the run's terms can't be written to the ledger: {error.strerror}.") from None
 
     def seal(self, model: nn.Module) -> None:
         """Write the hashes of model and checkpoint to the ledger. The private folder of a complete run is deleted."""
@@ -237,12 +231,8 @@ class OpenRun:
             digests["checkpoint"] = checkpoint.digest(checkpoint.state_tensors(self.state))
         elif not self.ledger.first_hash:
             return  # in memory
-        try:
+        with writing("the model's hash", " to the ledger", "; fix this and resume.", LedgerError):
             self.ledger.seal(self.name, **digests)
-        except OSError as error:
-            raise LedgerError(
-                f"the model's hash can't be written to the ledger: {error.strerror}; fix this and resume."
-            ) from None
         if self.state.round >= self.description.rounds:
             self._release()
             if self.private is not None:
@@ -432,6 +422,7 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
     """The description of a run with simulated clients; `more` are further settings that its result depends on."""
     task = simulation.task
     tasks = [one.task for one in simulation.candidates or (simulation,)]
+    not_covered = ("the values whose names start with nonprivate_, which this run recorded for study",)
     settings = settings_of(
         engine,
         [one.layout for one in tasks],
@@ -450,7 +441,7 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
         engine.begin(),
         lambda key: private_folder.data_tag(task.clients, key),
         {"chunk_size": simulation.chunk_size, "trainer": simulation.trainer.name},
-        (DIAGNOSTICS,) if engine.diagnostics and engine.algorithm.private else (),
+        not_covered if engine.diagnostics and engine.algorithm.private else (),
         # SCAFFOLD from reports carries a report's noise into the next one, so the noises of the sums are not independent.
         (lambda history: 0) if engine.algorithm.scaffold == "report" else None,
     )
@@ -463,7 +454,7 @@ def settings_of(
     mechanism, evaluation, layout = engine.mechanism, engine.evaluation, layouts[0]
     measured: dict[str, Any] = {"local": local[0]} if local else {}
     if evaluation is not None:
-        measured |= {"evaluate": str(evaluation.metrics), checkpoint.EVALUATE_EVERY: evaluation.every}
+        measured |= {"evaluate": str(evaluation.metrics), "evaluate_every": evaluation.every}
         measured |= {"held_out": evaluation.held_out, "mechanism.evaluation": evaluation.mechanism}
     found = checkpoint.flatten(
         {
@@ -507,8 +498,8 @@ def facts_of(
     named = {name: value for name, value in how.items() if value is not None and value is not False}
     call = call_text("train", named, model, data, call_text(algorithm.name, given))
     derived = ("algorithm.name", "model.", "nodes", *DERIVED)
-    plain_names = {name: re.sub(r"^candidate \d+\.", "", name) for name in run.settings}
-    chosen = {name: value for name, value in run.settings.items() if not plain_names[name].startswith(derived)}
+    of_candidate = re.compile(r"^candidate \d+\.")
+    chosen = {name: value for name, value in run.settings.items() if not of_candidate.sub("", name).startswith(derived)}
     command, known = ("", "") if folder is None else (folder.command, folder.data)
     return RunFacts(
         run=open_run.name,

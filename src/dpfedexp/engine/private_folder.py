@@ -20,7 +20,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from dpfedexp.accounting.ledger import Ledger, LedgerMark
 from dpfedexp.errors import InputError, LedgerError, require
-from dpfedexp.files import replace_tensors, replace_text, try_lock
+from dpfedexp.files import replace_tensors, replace_text, try_lock, writing
 from dpfedexp.trainers.task import Clients
 
 VARIABLE = "DPFEDEXP_PRIVATE"
@@ -158,15 +158,9 @@ class PrivateFolder:
             )
         return content
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"the run's private folder {str(self.path)!r} can't be written: {error.strerror}. "
-                f"Set {VARIABLE} to a folder outside the run's own where it can."
-            ) from None
+    def _writing(self) -> AbstractContextManager[None]:
+        remedy = f". Set {VARIABLE} to a folder outside the run's own where it can."
+        return writing(f"the run's private folder {str(self.path)!r}", remedy=remedy)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -332,7 +332,8 @@ class RunFolder:
         with writing(self.path):
             if self._metrics is None:
                 done = checkpoint.read_progress(self.path)
-                write_history(self.path, done.history[:-1] if done else [])
+                history = done.history[:-1] if done else []
+                replace_text(self.path / outlets.METRICS, "".join(map(line, history)))
                 self._metrics = (self.path / outlets.METRICS).open("a", encoding="utf-8")
             self._metrics.write(line(record))
             self._metrics.flush()
@@ -348,7 +349,7 @@ class RunFolder:
         secure = not run.privacy.simulated
         advice = (line(outlets.recorded(outlets.ADVICE, one.to_json(), secure=secure)) for one in run.advice)
         with writing(self.path):
-            write_history(self.path, run.history)
+            replace_text(self.path / outlets.METRICS, "".join(map(line, run.history)))
             replace_text(self.path / outlets.METRICS_TABLE, table.getvalue())
             replace_tensors(self.path / outlets.MODEL, model_tensors(run.model))
             replace_text(self.path / outlets.ADVICE, "".join(advice))
@@ -383,10 +384,6 @@ def rewrite_statement(folder: Path, privacy: PrivacyStatement, when: float | Non
 
 
 Record = dict[str, Any]
-
-
-def write_history(folder: Path, history: Sequence[Record]) -> None:
-    replace_text(folder / outlets.METRICS, "".join(map(line, history)))
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

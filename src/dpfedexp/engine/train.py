@@ -35,17 +35,17 @@ from dpfedexp.trainers.select import trainer_again
 from dpfedexp.trainers.task import Clients, Task, applied, one_row
 
 LOCAL_NAMES = ("lr", "learning_rate", "steps", "local_steps", "optimizer")
-TEST_NAMES = ("test", "test_data", "test_set", "validation_data", "eval_set")
 TRAIN_HINTS = {
     **dict.fromkeys(LOCAL_NAMES, "local=Sgd(lr=0.1, steps=10)"),
     **dict.fromkeys(("epochs", "local_epochs"), "local=Sgd(lr=0.1, epochs=1)"),
-    **dict.fromkeys(TEST_NAMES, "evaluate=(inputs, targets)"),
+    **dict.fromkeys(("test", "test_data", "test_set", "validation_data", "eval_set"), "evaluate=(inputs, targets)"),
     **dict.fromkeys(("sampling_rate", "client_fraction"), "participation=Poisson(0.1)"),
     **dict.fromkeys(("data", "federation"), "clients, a Federation such as Federation.from_pandas(…)"),
     "random_state": "execution=Execution(seed=1)",
     "verbose": "on_round=print to see every round, or execution=Execution(progress=False) to hide the progress bar",
     "noise_multiplier": "algorithm=cdp_fedexp(clip=…, noise_multiplier=1.0)",
     "batch_size": "local=Sgd(lr=0.1, epochs=1, batch_size=32)",
+    **dict.fromkeys(("n_rounds", "num_rounds"), "rounds"),
     "epsilon": "algorithm=cdp_fedexp(clip=…, target_epsilon=8.0), or budget=8.0 to stop there",
     "target_epsilon": "algorithm=cdp_fedexp(clip=…, target_epsilon=8.0)",
     "clip": "algorithm=cdp_fedexp(clip=0.3, …)",
@@ -60,8 +60,6 @@ TRAIN_HINTS = {
     "population": "participation=Full(population=1000)",
     "noise_cohort": "participation=LargerCohort(Full(), noise_cohort=1000)",
     "aggregation": "algorithm=with_aggregation(cdp_fedexp(…), 'two-party') of dpfedexp.algorithms",
-    "n_rounds": "rounds",
-    "num_rounds": "rounds",
 }
 """Hints for arguments that `train` takes as part of another object."""
 

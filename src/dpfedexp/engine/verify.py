@@ -27,7 +27,6 @@ from dpfedexp.engine.outlets import CHECKPOINT, FACTS, LEDGER, LEDGER_HEAD, METR
 from dpfedexp.engine.private_folder import SharedAnchor, marks_of, other_ledgers
 from dpfedexp.errors import InputError, LedgerError
 
-_RELATIVE = 1e-9
 _MAX_METRICS_LINE = 2**20
 EXEMPT = {
     "choices": "sentences about settings, which the guarantee does not depend on; they are known after the ledger is closed",
@@ -47,10 +46,7 @@ class Check:
     incomplete: bool = False
 
 
-Outcome = Literal["holds", "false", "incomplete"]
-
-
-def outcome(checks: Sequence[Check]) -> Outcome:
+def outcome(checks: Sequence[Check]) -> Literal["holds", "false", "incomplete"]:
     """The outcome of all checks: "false" if one disagrees, "holds" if all pass, else "incomplete"."""
     if any(not check.passed and not check.incomplete for check in checks):
         return "false"
@@ -336,7 +332,7 @@ def _alike(a: Event, b: Event) -> bool:
 def _close(a: Any, b: Any) -> bool:
     if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (a, b)):
         return False
-    return a == b or math.isclose(a, b, rel_tol=_RELATIVE)
+    return a == b or math.isclose(a, b, rel_tol=1e-9)
 
 
 def _show(value: Any) -> str:
