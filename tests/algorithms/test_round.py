@@ -26,8 +26,7 @@ def test_a_round_moves_the_model_by_the_step_size_times_the_mean():
     assert eta_g == 1.5
     assert state.round == 1
     torch.testing.assert_close(state.w, W + 1.5 * MEANS[0], rtol=1e-15, atol=0.0)
-    assert state.radius == 1.0
-    assert state.control is None
+    assert (state.radius, state.server, state.control) == (1.0, {}, None)
 
 
 def test_the_reported_model_is_the_mean_of_the_newest_iterates_and_of_no_older_one():
