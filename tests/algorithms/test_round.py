@@ -52,14 +52,14 @@ def test_an_adaptive_clip_moves_by_its_own_rule_and_reaches_the_mechanism():
     assert MECHANISM.at_radius(1.0) is MECHANISM, "while the clip stays"
 
 
-@pytest.mark.parametrize("share", [1.0, 0.25])
-def test_scaffolds_server_control_forgets_by_the_share_that_took_part(share):
+@pytest.mark.parametrize(("known", "share"), [({}, 1.0), ({"share": 1.0}, 1.0), ({"share": 0.25}, 0.25)])
+def test_scaffolds_server_control_forgets_by_the_share_that_took_part_which_is_everybody_unless_said(known, share):
     algorithm = dp_scaffold(clip=1.0, noise_multiplier=2.0)
     own = torch.ones(4, 2)
-    state = start(control=torch.zeros(2, dtype=torch.float64), client_controls=own)
-    tau_eta_l, control = 0.6, torch.zeros(2, dtype=torch.float64)
+    tau_eta_l, control = 0.6, torch.full((2,), 7.0, dtype=torch.float64)
+    state = start(control=control, client_controls=own)
     for mean in MEANS:
-        state, _ = advance(algorithm, release(mean), state, share=share, tau_eta_l=tau_eta_l)
+        state, _ = advance(algorithm, release(mean), state, **known, tau_eta_l=tau_eta_l)
         # c ← c + (share)·(mean of c_i⁺ − c over the cohort), and that mean is −c − c̄/(τη_l).
         control = control + share * (-control - mean / tau_eta_l)
         torch.testing.assert_close(state.control, control, rtol=1e-13, atol=1e-15)
@@ -68,14 +68,6 @@ def test_scaffolds_server_control_forgets_by_the_share_that_took_part(share):
 
 def release(mean):
     return Release(mean, None, {}, 1.0)
-
-
-def test_without_a_share_every_client_took_part_so_nothing_old_is_kept():
-    algorithm = dp_scaffold(clip=1.0, noise_multiplier=2.0)
-    old = torch.full((2,), 7.0, dtype=torch.float64)
-    begun = start(control=old, client_controls=torch.ones(4, 2))
-    state, _ = advance(algorithm, release(MEANS[0]), begun, tau_eta_l=0.5)
-    torch.testing.assert_close(state.control, -MEANS[0] / 0.5, rtol=1e-15, atol=0.0)
 
 
 def test_what_a_release_or_a_caller_leaves_out_is_a_sentence():
