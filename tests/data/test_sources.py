@@ -117,8 +117,7 @@ def test_many_clients_need_no_loop_over_them() -> None:
     finally:
         sys.setprofile(None)
     assert sum("call" in event for event in calls) < 2_000
-    assert made.sizes.tolist() == [10] * 4_000
-    assert made.client(777)[0].unique().tolist() == [made.names[777] % 1000]
+    assert made.client(777)[0].tolist() == [[made.names[777] % 1000]] * 10
 
 
 def test_a_data_frame_is_read_like_a_dict_of_columns() -> None:
@@ -235,21 +234,14 @@ class LazyColumn:
         return self.values[at]
 
 
-class Table:
+class Table(dict):
     """The part of `datasets.Dataset` that is needed."""
 
-    def __init__(self, columns: dict, form: str | None = None) -> None:
-        self.columns_, self.form, self.column_names = columns, form, list(columns)
+    column_names = property(list)
 
-    def __len__(self) -> int:
-        return len(next(iter(self.columns_.values())))
-
-    def with_format(self, form: str) -> "Table":
-        return Table(self.columns_, form)
-
-    def __getitem__(self, name: str) -> LazyColumn:
-        assert self.form == "numpy"
-        return LazyColumn(self.columns_[name])
+    def with_format(self, form: str) -> dict[str, LazyColumn]:
+        assert form == "numpy"
+        return {name: LazyColumn(values) for name, values in self.items()}
 
 
 class Partitioner:
