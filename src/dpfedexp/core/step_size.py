@@ -1,11 +1,8 @@
 """The server's step: its length by a step-size rule, its direction by a server optimizer.
 
-A step-size rule computes η_g from what a round released: one function per equation of the paper, then the free rule and the safe
-step. Rules see released values only; `target` is the exception, for simulations that are labeled non-private. The safe step caps
-η_g by the progress that the released means of the last four rounds show (docs/step-size.md has the reasoning).
-
-A server optimizer turns the released mean c̄ into a direction, as a pure function of a small state. `round.advance` alone moves the
-model, w ← w + η_g·direction, so no optimizer can skip the step size.
+A rule computes η_g from what a round released: one function per equation of the paper, then the free rule and the safe step, which
+caps η_g by the progress that the released means of the last four rounds show (docs/step-size.md has the reasoning). `round.advance`
+alone moves the model, w ← w + η_g·direction, so no optimizer can skip the step size.
 """
 
 import math
