@@ -25,9 +25,6 @@ def test_poisson_with_rate_1_is_full_participation_in_who_comes_and_in_what_it_c
         full, sampled = (mechanism.event(p.sampling(30)) for p in (Full(), everybody))
         assert sampled == full
         assert compose([(sampled, 7)], 1e-5) == compose([(full, 7)], 1e-5)
-
-
-def test_a_rate_just_below_1_is_sampling():
     assert Poisson(np.nextafter(1.0, 0.0)).sampling(30).kind == "poisson"
 
 

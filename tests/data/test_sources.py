@@ -325,6 +325,13 @@ class Rows(Dataset):
         return X[self.rows[index]], int(Y[self.rows[index]])
 
 
+class Shifted(TensorDataset):
+    """Makes something of its tensors, so they are not read at once."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return self.tensors[0][index] + 1, self.tensors[1][index]
+
+
 class Stream(data.IterableDataset):
     def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
         yield from (Rows(0, 4, 2)[at] for at in range(3))
@@ -341,6 +348,9 @@ def rows_of(client: object) -> list[float]:
         Rows(0, 4, 2),
         Subset(Subset(WHOLE, [4, 2, 0]), [2, 0, 1]),
         Subset(Rows(2, 4, 0), torch.tensor([2, 1, 0])),
+        Subset(WHOLE, np.array([0, 4, 2])),
+        Shifted(X[[0, 4, 2]] - 1, Y[:3]),
+        Subset(Shifted(X - 1, Y), [0, 4, 2]),
         data.ConcatDataset([Rows(0), Rows(4, 2)]),
         Stream(),
         DataLoader(Rows(0, 4, 2), batch_size=2, shuffle=True),
@@ -367,17 +377,6 @@ def test_clients_may_come_from_a_generator_and_be_unequal_empty_or_of_one_row() 
     assert mixed.sizes.tolist() == [2, 0, 0, 1, 0]
     assert Federation.from_clients([iter([(1.0, 0), (2.0, 1)])]).client(0)[1].tolist() == [0, 1]
     assert Federation.from_clients({"zoe": Rows(1), "al": (X[:2], Y[:2])}).names == ("zoe", "al")
-
-
-class Shifted(TensorDataset):
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
-        return self.tensors[0][index] + 1, self.tensors[1][index]
-
-
-def test_tensors_are_read_at_once_unless_their_data_set_makes_something_of_them() -> None:
-    assert rows_of(Subset(WHOLE, np.array([3, 1]))) == [6.0, 2.0]
-    assert rows_of(Shifted(X, Y)) == (X[:, 0] + 1).tolist()
-    assert rows_of(Subset(Shifted(X, Y), [3, 1])) == [7.0, 3.0]
 
 
 @pytest.mark.parametrize(
