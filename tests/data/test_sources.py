@@ -284,6 +284,16 @@ def test_a_partition_is_a_client_and_may_be_empty(source, options) -> None:
         (Partitioner(), {"by": "user"}, "by is 'user', but there is one data set per client; leave by out"),
         (WithoutNumber(), {}, "does not say how many partitions it has; give their number, clients=100"),
         (Partitioner(), {"clients": 2}, "clients is 2, but there are 3 already"),
+        (
+            SimpleNamespace(column_names={"train": ["label"]}, __len__=None),
+            {"by": "user"},
+            "one split of a Hugging Face",
+        ),
+        (
+            SimpleNamespace(column_names=["user", "label"]),
+            {"by": "user"},
+            "a Hugging Face data set that is not streamed",
+        ),
         ([], {}, "there are no clients"),
         ([Table(ROWS), Table({"image": ROWS["image"]})], {}, "client 1 lacks the column 'label', which the others"),
         ([Table(ROWS), Table(ROWS | {"image": np.zeros((3, 5))})], {}, r"shapes \[\(2, 2\), \(5,\)\]; all clients"),
@@ -293,13 +303,6 @@ def test_a_partition_is_a_client_and_may_be_empty(source, options) -> None:
 def test_sources_that_do_not_fit_get_a_sentence(source, options, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         Federation.from_datasets(source, **{"target": "label", "features": "image"} | options)
-
-
-def test_splits_and_streams_get_a_sentence() -> None:
-    splits = SimpleNamespace(column_names={"train": ["label"]}, __len__=lambda: 1)
-    for table in (splits, SimpleNamespace(column_names=["user", "label"])):
-        with pytest.raises(InputError, match="one split of a Hugging Face data set that is not streamed"):
-            Federation.from_datasets(table, by="user", target="label")
 
 
 def test_a_hugging_face_data_set_is_read() -> None:
