@@ -185,31 +185,28 @@ def test_the_width_that_is_announced_is_that_of_the_share_below_a_quantile():
     assert 0.8 < sum(widths) / 50 / metrics.half_width(0.005) < 1.1
 
 
-def draws_of_errors(what, count=2000):
-    """Absolute errors of different shapes; in the first four no value repeats."""
-    normal = torch.randn(count, generator=torch.Generator().manual_seed(5))
-    uniform = torch.rand(count, generator=torch.Generator().manual_seed(6))
-    return {
-        "normal": 0.6 * normal.abs(),
-        "cauchy": (math.pi * (uniform - 0.5)).tan().abs(),
-        "lognormal": 1000 * (2 * normal).exp(),
-        "mixture": torch.where(uniform < 0.7, 0.1, 30.0) * normal.abs(),
-        "integers": (2 * normal).round().abs(),
-        "equal": torch.full((count,), 0.32),
-    }[what]
-
-
-SMOOTH, SHARED = ("normal", "cauchy", "lognormal", "mixture"), ("integers", "equal")
+NORMAL = torch.randn(2000, generator=torch.Generator().manual_seed(5))
+UNIFORM = torch.rand(2000, generator=torch.Generator().manual_seed(6))
+ERRORS = {
+    "normal": 0.6 * NORMAL.abs(),
+    "cauchy": (math.pi * (UNIFORM - 0.5)).tan().abs(),
+    "lognormal": 1000 * (2 * NORMAL).exp(),
+    "mixture": torch.where(UNIFORM < 0.7, 0.1, 30.0) * NORMAL.abs(),
+    "integers": (2 * NORMAL).round().abs(),
+    "equal": torch.full((2000,), 0.32),
+}
+SHARED = ("integers", "equal")
+"""Errors that repeat their values."""
 
 
 @pytest.mark.parametrize("deviation", sized([0.004], [0.004, 0.006]))
-@pytest.mark.parametrize("errors", sized(["mixture", "integers"], [*SMOOTH, *SHARED]))
+@pytest.mark.parametrize("errors", sized(["mixture", "integers"], [*ERRORS]))
 def test_intervals_of_quantiles_cover_the_errors_of_all_rows(errors, deviation):
     """The quantile of the rows themselves, not of their bins. 92 to 98% of 1000 draws is four standard errors on either side.
 
     Where a bin holds a large share of the rows (`SHARED`), the interval cannot be narrower than the bin, and covers more.
     """
-    values = draws_of_errors(errors)
+    values = ERRORS[errors]
     found = noisy(ClientMetrics("numbers"), sent_of(values), deviation, 1000, seed=7)
     for name, level in (("median", 0.5), ("p90", 0.9)):
         true, key = float(values.double().quantile(level, interpolation="higher")), f"clients_error_{name}"

@@ -133,7 +133,7 @@ def test_ballots_have_a_row_for_each_client_and_a_column_for_each_vote_that_is_t
 
 
 @pytest.mark.parametrize("secure", [False, True, "strict"])
-def test_no_client_moves_a_sum_by_more_than_a_half_whatever_it_sends_and_a_report_without_its_votes_is_refused(secure):
+def test_no_client_moves_a_sum_by_more_than_a_half_whatever_it_sends(secure):
     votes = (Vote("within clip", noise=2.0), LOSS)
     known = torch.tensor([[0.5, 0.25], [-0.5, -0.125]], dtype=torch.float64)
     base = sum_shares(known, votes, secure)
@@ -142,9 +142,12 @@ def test_no_client_moves_a_sum_by_more_than_a_half_whatever_it_sends_and_a_repor
         moved = (sum_shares(sent, votes, secure) - base).abs()
         assert bool((moved <= 0.5).all()), value
         assert bool((moved == 0.0).all()) == (math.isnan(value) or value == 0.0)
-    for sent in (None, torch.zeros(3), torch.zeros(3, 3)):
+
+
+def test_a_report_without_its_votes_is_refused():
+    for sent in (None, torch.zeros(3), torch.zeros(3, 2)):
         with pytest.raises(InputError, match="votes have shape"):
-            sum_shares(sent, votes, secure)
+            sum_shares(sent, (LOSS,))
 
 
 @pytest.mark.parametrize("noise", [0.01, 1.0, 50.0, 3e5, 1e9])
