@@ -1,5 +1,8 @@
 """Who takes part, and what the accountant is told of it."""
 
+from fractions import Fraction
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -22,35 +25,18 @@ def test_poisson_with_rate_1_is_full_participation_in_who_comes_and_in_what_it_c
         full, sampled = (mechanism.event(p.sampling(30)) for p in (Full(), everybody))
         assert sampled == full
         assert compose([(sampled, 7)], 1e-5) == compose([(full, 7)], 1e-5)
-
-
-def test_a_rate_just_below_1_is_sampling():
     assert Poisson(np.nextafter(1.0, 0.0)).sampling(30).kind == "poisson"
-
-
-class Draws:
-    """A source whose uniform draws are chosen, in units of 2⁻⁵³."""
-
-    def __init__(self, units):
-        self.units = units
-
-    def generator(self, client):
-        return self
-
-    def random(self, size):
-        return np.array(self.units[:size]) * 2.0**-53
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 1 / 3, 0.7, 2.0**-53, 1e-17])
 def test_the_rate_that_is_drawn_is_never_above_the_rate_that_is_charged(rate):
     """Of the 2⁵³ equally likely draws, those that take a client in are the ones below rate·2⁵³: counted at the boundary."""
-    from fractions import Fraction
-
     last = int(Fraction(rate) * 2**53)
-    drawn = Poisson(rate).cohort(3, Draws([max(last - 1, 0), last, last + 1]))
-    taken = last  # the draws 0, …, last − 1
-    assert drawn.tolist() == ([0] if last > 0 else [])
-    assert Fraction(taken, 2**53) <= Fraction(Poisson(rate).sampling(1000).rate)
+    noise = Mock()
+    noise.generator.return_value.random.return_value = np.array([max(last - 1, 0), last, last + 1]) * 2.0**-53
+    # The draws 0, …, last − 1 take a client in.
+    assert Poisson(rate).cohort(3, noise).tolist() == ([0] if last > 0 else [])
+    assert Fraction(last, 2**53) <= Fraction(Poisson(rate).sampling(1000).rate)
 
 
 def test_a_fixed_cohort_of_all_clients_is_full_and_a_smaller_one_is_not():

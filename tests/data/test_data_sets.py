@@ -3,17 +3,12 @@
 import errno
 import gzip
 import hashlib
-import http.server
 import os
 import struct
 import subprocess
 import sys
-import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -24,51 +19,6 @@ from tests.sizes import long
 from dpfedexp.data import Standardize, data_sets, load_mnist, read_idx
 from dpfedexp.data.data_sets import DATA_SETS, MNIST_FILES, cache_folder, fetch
 from dpfedexp.errors import InputError
-
-Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
-
-
-@contextmanager
-def mirror(files: dict[str, bytes], misbehave: Answer | None = None) -> Iterator[SimpleNamespace]:
-    """Serves `files`; `misbehave(handler)` replaces the answer where it is set."""
-    served = SimpleNamespace(files=files, misbehave=misbehave, asked=[], url="")
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            name = self.path.rsplit("/", 1)[-1]
-            served.asked.append(name)
-            if served.misbehave:
-                served.misbehave(self)
-            elif name in served.files:
-                send(self, served.files[name])
-            else:
-                self.send_error(404)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    served.url = f"http://127.0.0.1:{server.server_port}/data/"
-    try:
-        yield served
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def send(handler: http.server.BaseHTTPRequestHandler, body: bytes, claimed: int | None = None) -> None:
-    """The body, after a Content-Length that may claim more than is sent."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", str(claimed or len(body)))
-    handler.end_headers()
-    # A client that gives up resets the connection.
-    with suppress(ConnectionError):
-        handler.wfile.write(body)
-
 
 DATA = os.environ.get("DPFEDEXP_DATA")
 
@@ -86,7 +36,23 @@ SMALL = {
     "t10k-images-idx3-ubyte": RNG.integers(0, 256, (8, 5, 5), dtype=np.uint8),
     "t10k-labels-idx1-ubyte": RNG.integers(0, 4, 8, dtype=np.uint8),
 }
-SERVED = {f"{name}.gz": gzip.compress(idx_bytes(array)) for name, array in SMALL.items()}
+SERVED = {name: gzip.compress(idx_bytes(array)) for name, array in SMALL.items()}
+
+
+def mirror(folder: Path, **files: bytes) -> str:
+    """The address of a mirror that has these files, given by their names without .gz."""
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / f"{name}.gz").write_bytes(content)
+    return f"{folder.as_uri()}/"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses of files that were asked for, in order."""
+    addresses, receive = [], data_sets._receive
+    monkeypatch.setattr(data_sets, "_receive", lambda url, md5: addresses.append(url) or receive(url, md5))
+    return addresses
 
 
 @pytest.fixture(autouse=True)
@@ -152,31 +118,25 @@ def test_without_data_one_sentence_says_why_and_which_files_go_where() -> None:
 
 
 @pytest.mark.usefixtures("small_is_genuine")
-def test_what_is_missing_is_downloaded_once_into_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    with mirror(SERVED) as served:
-        monkeypatch.setattr(data_sets, "MIRRORS", ("http://127.0.0.1:9/", served.url))
+def test_what_is_missing_is_downloaded_once_into_the_cache(tmp_path, monkeypatch, asked) -> None:
+    monkeypatch.setattr(data_sets, "MIRRORS", ("http://127.0.0.1:9/", mirror(tmp_path / "good", **SERVED)))
+    for _ in range(2):
         assert_small(load_mnist())
-        assert sorted(served.asked) == sorted(SERVED)
-        assert sorted(path.name for path in cache_folder("mnist").iterdir()) == sorted(SERVED)
-        assert_small(load_mnist())
-        assert len(served.asked) == 4
+        assert len(asked) == 8, "each file of both mirrors"
+    assert {path.stem for path in cache_folder("mnist").iterdir()} == {*SERVED}
 
 
 @pytest.mark.usefixtures("small_is_genuine")
-def test_an_interrupted_download_goes_on_with_the_files_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_labels(handler) -> None:
-        name = handler.path.rsplit("/", 1)[-1]
-        send(handler, SERVED[name][: 20 if "labels" in name else None], claimed=len(SERVED[name]))
-
-    with mirror(SERVED, cut_labels) as served:
-        monkeypatch.setattr(data_sets, "MIRRORS", (served.url,))
-        with pytest.raises(InputError, match=r"train-labels-idx1-ubyte.gz could not be downloaded.*another file"):
-            load_mnist()
-        assert [path.name for path in cache_folder("mnist").iterdir()] == ["train-images-idx3-ubyte.gz"]
-        served.misbehave = None
-        served.asked.clear()
-        assert_small(load_mnist())
-        assert "train-images-idx3-ubyte.gz" not in served.asked
+def test_an_interrupted_download_goes_on_with_the_files_that_are_missing(tmp_path, monkeypatch, asked) -> None:
+    cut = {name: content[:20] if "labels" in name else content for name, content in SERVED.items()}
+    monkeypatch.setattr(data_sets, "MIRRORS", (mirror(tmp_path / "mirror", **cut),))
+    with pytest.raises(InputError, match=r"train-labels-idx1-ubyte.gz could not be downloaded.*another file"):
+        load_mnist()
+    assert [path.name for path in cache_folder("mnist").iterdir()] == ["train-images-idx3-ubyte.gz"]
+    mirror(tmp_path / "mirror", **SERVED)
+    asked.clear()
+    assert_small(load_mnist())
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize(
@@ -271,43 +231,39 @@ def test_a_missing_file_a_folder_and_labels_in_place_of_images_are_named(tmp_pat
 
 
 CONTENT = bytes(range(256)) * 2000
-PACKED = gzip.compress(CONTENT)
-MD5 = hashlib.md5(CONTENT).hexdigest()
-FILES = {"a.gz": PACKED}
-
-
+PACKED, MD5 = gzip.compress(CONTENT), hashlib.md5(CONTENT).hexdigest()
 FAULTS = {
-    "cut": (lambda h: send(h, PACKED[: len(PACKED) // 2], claimed=len(PACKED)), "another file than the one asked for"),
-    "bomb": (lambda h: send(h, gzip.compress(bytes(1 << 24))), "another file than the one asked for"),
-    "too long": (lambda h: send(h, bytes(1 << 24)), "incorrect header"),
-    "unavailable": (lambda h: h.send_error(503), "503"),
+    "cut": ({"a": PACKED[: len(PACKED) // 2]}, "another file than the one asked for"),
+    "bomb": ({"a": gzip.compress(bytes(1 << 24))}, "another file than the one asked for"),
+    "too long": ({"a": bytes(1 << 24)}, "incorrect header"),
+    "unavailable": ({}, "No such file"),
 }
 
 
-@pytest.mark.parametrize(("fault", "sentence"), FAULTS.values(), ids=FAULTS)
-def test_a_bad_mirror_is_named_leaves_nothing_and_the_next_one_is_asked(tmp_path, monkeypatch, fault, sentence) -> None:
+@pytest.mark.parametrize(("files", "sentence"), FAULTS.values(), ids=FAULTS)
+def test_a_bad_mirror_is_named_leaves_nothing_and_the_next_one_is_asked(tmp_path, monkeypatch, files, sentence) -> None:
     monkeypatch.setattr(data_sets, "_LARGEST_DOWNLOAD", 1_000_000)
-    with mirror(FILES, fault) as bad, mirror(FILES) as good:
-        monkeypatch.setattr(data_sets, "MIRRORS", (bad.url,))
-        with pytest.raises(InputError, match=sentence) as caught:
-            fetch("a.gz", MD5, tmp_path, "")
-        assert str(caught.value).startswith(f"a.gz could not be downloaded: {bad.url}")
-        assert list(tmp_path.iterdir()) == []
-        monkeypatch.setattr(data_sets, "MIRRORS", (bad.url, good.url))
-        fetch("a.gz", MD5, tmp_path, "")
-        assert (bad.asked, good.asked) == (["a.gz"] * 2, ["a.gz"])
-    assert [path.read_bytes() for path in tmp_path.iterdir()] == [PACKED]
+    bad, good, folder = mirror(tmp_path / "bad", **files), mirror(tmp_path / "good", a=PACKED), tmp_path / "made"
+    monkeypatch.setattr(data_sets, "MIRRORS", (bad,))
+    with pytest.raises(InputError, match=sentence) as caught:
+        fetch("a.gz", MD5, folder, "")
+    assert str(caught.value).startswith(f"a.gz could not be downloaded: {bad}")
+    assert not folder.exists()
+    monkeypatch.setattr(data_sets, "MIRRORS", (bad, good))
+    fetch("a.gz", MD5, folder, "")
+    assert [path.read_bytes() for path in folder.iterdir()] == [PACKED]
 
 
-def test_a_disk_that_fills_up_ends_the_search_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_ends_the_search_with_a_sentence(tmp_path, monkeypatch, asked) -> None:
+    monkeypatch.setattr(
+        data_sets, "MIRRORS", (mirror(tmp_path / "first", a=PACKED), mirror(tmp_path / "second", a=PACKED))
+    )
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr("dpfedexp.files.Path.write_bytes", full)
-    with mirror(FILES) as first, mirror(FILES) as second:
-        monkeypatch.setattr(data_sets, "MIRRORS", (first.url, second.url))
-        with pytest.raises(InputError, match="cannot be written: No space left on device; free space"):
-            fetch("a.gz", MD5, tmp_path, "")
-    assert second.asked == []
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match="cannot be written: No space left on device; free space"):
+        fetch("a.gz", MD5, tmp_path / "made", "")
+    assert len(asked) == 1
+    assert list((tmp_path / "made").iterdir()) == []
 
 
 def write_batches(folder, images=4):

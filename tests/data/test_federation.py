@@ -23,7 +23,6 @@ def unequal() -> tuple[list[tuple[np.ndarray, np.ndarray]], Federation]:
 
 def test_clients_hold_what_they_were_given_and_gather_returns_the_rows_asked_for() -> None:
     clients, federation = unequal()
-    assert len(federation) == 4
     assert federation.sizes.tolist() == [3, 0, 5, 1]
     for number, (x, y) in enumerate(clients):
         inputs, targets = federation.client(number)
@@ -37,12 +36,11 @@ def test_clients_hold_what_they_were_given_and_gather_returns_the_rows_asked_for
 
 
 def test_double_precision_is_halved_unless_asked_for() -> None:
-    x, y = RNG.normal(size=(6, 2)), RNG.normal(size=6)
-    assert Federation.iid(x, y, clients=2).inputs.dtype == torch.float32
-    federation = Federation.iid(x, y, clients=2, dtype=torch.float64)
+    assert Federation.iid(AGES, AGES[:, 0], clients=2).inputs.dtype == torch.float32
+    federation = Federation.iid(AGES, AGES[:, 0], clients=2, dtype=torch.float64)
     inputs, targets = federation.client(0)
     assert inputs.dtype == targets.dtype == torch.float64
-    assert np.array_equal(inputs, x[federation.rows[:3]])
+    assert np.array_equal(inputs, AGES[federation.rows[:6]])
 
 
 def test_transform_sees_the_cast_batch_and_applies_to_held_out_data_too() -> None:
@@ -59,16 +57,13 @@ def test_transform_sees_the_cast_batch_and_applies_to_held_out_data_too() -> Non
 def test_data_go_to_a_device_once_and_in_their_compact_type() -> None:
     # The meta device computes shapes and types only, which is all that this needs.
     federation = Federation.iid(IMAGES, LABELS, clients=4)
-    inputs, targets = federation.gather(torch.arange(4), torch.zeros(4, 2), device="meta")
-    assert inputs.device.type == targets.device.type == "meta"
-    assert (inputs.dtype, inputs.shape) == (torch.float32, (4, 2, 1, 4, 4))
-    held = federation._on("meta")[0]
-    assert held.dtype == torch.uint8
-    federation.gather(torch.arange(4), torch.zeros(4, 2), device="meta")
-    assert federation._on("meta")[0] is held
-    again = pickle.loads(pickle.dumps(federation))
-    assert again._resident == {}
-    assert torch.equal(again.client(2)[0], federation.client(2)[0])
+    for _ in range(2):
+        inputs, targets = federation.gather(torch.arange(4), torch.zeros(4, 2), device="meta")
+        assert inputs.device.type == targets.device.type == "meta"
+        assert (inputs.dtype, inputs.shape) == (torch.float32, (4, 2, 1, 4, 4))
+        ((held, _),) = federation._resident.values()
+        assert held.dtype == torch.uint8
+    assert pickle.loads(pickle.dumps(federation))._resident == {}
 
 
 def test_a_position_outside_a_client_never_reads_another_clients_row() -> None:
@@ -113,6 +108,10 @@ def test_nan_is_refused_unless_it_is_asked_for() -> None:
             lambda: Federation.from_clients([((AGES, WORDS), BITS), ((AGES, AGES), BITS)]),
             r"\[1\] inputs\[1\] is float64",
         ),
+        (lambda: as_tensor("x", np.array(["a", "b"])), "x has dtype <U1"),
+        (lambda: as_tensor("x", np.array([1j])), "x has dtype complex128"),
+        (lambda: as_tensor("x", 3.0), "x is a single number"),
+        (lambda: as_tensor("x", np.array([2**63], dtype=np.uint64)), "x holds values of 2\\^63 or more"),
         (lambda: synthetic_regression(0, 5), "clients is 0"),
         (lambda: synthetic_regression(5, 5, seed=-1), "seed is -1"),
     ],
@@ -132,15 +131,11 @@ def test_a_tuple_or_dict_of_arrays_comes_back_as_such_and_each_is_cast(inputs) -
     assert torch.equal(words, torch.from_numpy(WORDS[rows]))
     assert torch.equal(ages, torch.from_numpy(AGES[rows]).float())
     assert torch.equal(y, torch.from_numpy(BITS[rows]))
-    one = federation.client(1)[0]
-    assert np.array_equal(next(iter(one.values() if isinstance(one, dict) else one)), WORDS[4:8])
 
 
 def test_several_inputs_are_all_stored_transformed_and_may_come_client_by_client() -> None:
     federation = Federation.iid({"words": WORDS, "ages": AGES}, BITS, clients=3)
     assert len(list(federation.contents())) == 5
-    again = pickle.loads(pickle.dumps(federation))
-    assert torch.equal(again.client(0)[0]["ages"], federation.client(0)[0]["ages"])
     assert repr(federation) == "Federation(3 clients, 4 rows each, inputs (5,) int64 and (2,) float32)"
     federation = Federation.iid((WORDS, AGES), BITS, clients=3, transform=lambda x: (x[0], x[1] + 1))
     prepared, _ = federation.prepare((WORDS, AGES), BITS)
@@ -158,14 +153,11 @@ def test_tokens_and_labels_become_int64_and_everything_else_float32_unless_anoth
     assert torch.equal(cast_inputs(tokens, torch.int64), torch.tensor([0, 7, 255]))
     for dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
         assert torch.equal(cast_inputs(torch.tensor([0, 5, 100], dtype=dtype)), torch.tensor([0, 5, 100]))
-    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.bool):
-        values = torch.tensor([0, 1], dtype=dtype)
-        assert cast_inputs(values).dtype == torch.float32
-        assert cast_inputs(values, torch.float64).dtype == torch.float64
-    assert cast_targets(torch.tensor([3], dtype=torch.uint8)).dtype == torch.int64
-    assert cast_targets(torch.tensor([3], dtype=torch.uint8), torch.float64).dtype == torch.int64
-    assert cast_targets(torch.tensor([0.5], dtype=torch.float64)).dtype == torch.float32
-    assert cast_targets(torch.tensor([0.5]), torch.float64).dtype == torch.float64
+    for asked, made in ((None, torch.float32), (torch.float64, torch.float64)):
+        for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.bool):
+            assert cast_inputs(torch.tensor([0, 1], dtype=dtype), asked).dtype == made
+        assert cast_targets(torch.tensor([0.5], dtype=torch.float64), asked).dtype == made
+        assert cast_targets(torch.tensor([3], dtype=torch.uint8), asked).dtype == torch.int64
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", ">i4", ">f4", "longdouble", "bool", "uint8"])
@@ -179,20 +171,6 @@ def test_a_numpy_array_is_shared_not_copied_even_when_it_is_read_only() -> None:
         array = np.zeros((4, 2), dtype=np.float32)
         array.flags.writeable = writeable
         assert as_tensor("x", array).data_ptr() == array.ctypes.data
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        (np.array(["a", "b"]), "x has dtype <U1"),
-        (np.array([1j]), "x has dtype complex128"),
-        (3.0, "x is a single number"),
-        (np.array([2**63], dtype=np.uint64), "x holds values of 2\\^63 or more"),
-    ],
-)
-def test_what_is_not_an_array_of_numbers_is_refused(values: object, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        as_tensor("x", values)
 
 
 def test_non_finite_rows_are_counted_and_the_first_is_named_in_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,11 +206,10 @@ def test_inputs_have_the_papers_moments_and_targets_are_exact_at_the_optimum() -
 
 
 def test_a_seed_decides_the_problem_and_the_distance_is_that_to_its_optimum() -> None:
-    first, again, other = (synthetic_regression(20, 5, seed) for seed in (1, 1, 2))
+    first, again, other = (synthetic_regression(20, 4, seed) for seed in (1, 1, 2))
     assert torch.equal(first.optimum, again.optimum)
     assert torch.equal(first.federation.client(3)[0], again.federation.client(3)[0])
     assert not torch.equal(first.federation.client(3)[0], other.federation.client(3)[0])
-    problem = synthetic_regression(10, 4)
-    assert problem.distance(problem.optimum[None] + torch.tensor([3.0, 0, 4.0, 0])) == pytest.approx(5.0, rel=1e-6)
+    assert first.distance(first.optimum[None] + torch.tensor([3.0, 0, 4.0, 0])) == pytest.approx(5.0, rel=1e-6)
     with pytest.raises(InputError, match="w has 3 numbers; this problem has dimension 4"):
-        problem.distance(torch.zeros(3))
+        first.distance(torch.zeros(3))

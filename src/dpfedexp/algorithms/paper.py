@@ -64,23 +64,22 @@ def ldp_fedexp(
     """
     known = ("local-gaussian", "privunit")
     require(mechanism in known, f"mechanism is {mechanism!r} for ldp_fedexp.{nearest(str(mechanism), known)}")
-    rule: step_size.Rule = step_size.ldp_privunit
-    chosen: Numerator | None = None
-    if mechanism == "privunit":
+    if mechanism == "local-gaussian":
+        numerator = numerator or "free"
+        check_known("numerator", numerator, LOCAL_RULES)
+        rule = LOCAL_RULES[numerator]
+    else:
         require(
             numerator in (None, "paper"),
             f"numerator is {numerator!r}, but PrivUnit's reports hold the norms already, at no cost; leave numerator out.",
         )
-    else:
-        chosen = numerator or "free"
-        check_known("numerator", chosen, LOCAL_RULES)
-        rule = LOCAL_RULES[chosen]
+        rule, numerator = step_size.ldp_privunit, None
     return Algorithm(
         "ldp_fedexp",
         mechanism,
         step_size.rule_with_step(rule, step),
         clip_of(clip),
-        chosen,
+        numerator,
         average_last=average_last,
         **options,
     )

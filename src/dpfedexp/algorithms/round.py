@@ -15,7 +15,7 @@ from dpfedexp.accounting.events import Adjacency, Sampling
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.noise import ChaChaNoise, KeyedNoise
-from dpfedexp.core.step_size import Memory, Moments, next_step
+from dpfedexp.core.step_size import Memory, next_step
 from dpfedexp.errors import InputError, checked, is_count, is_number, require
 from dpfedexp.mechanisms import Release
 
@@ -265,7 +265,7 @@ class State:
     w: Tensor
     recent: tuple[Tensor, ...]
     radius: float
-    server: Moments
+    server: Memory
     control: Tensor | None = None
     client_controls: Tensor | None = None
     memory: Memory = field(default_factory=dict)

@@ -7,6 +7,7 @@ import functools
 import math
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, Self
 
 import torch
@@ -240,27 +241,23 @@ def _quantile(name: str, sums: Tensor, level: float, deviation: float, noise: fl
     Noisy shares that decrease are averaged (isotonic regression). The interval has all bins in which the quantile may be, whole, so
     it covers at least 95% for any errors, and more where bins are wide for the noise, as for errors that are all equal.
     """
+    from scipy.optimize import isotonic_regression
+
     root = _half_sums()
-    blocks: list[tuple[float, int]] = []
-    for share in (root @ sums).tolist():
-        count = 1
-        while blocks and blocks[-1][0] >= share:
-            other, more = blocks.pop()
-            share, count = (share * count + other * more) / (count + more), count + more
-        blocks.append((share, count))
+    rising = isotonic_regression((root @ sums).numpy())
 
     def width(weights: Tensor) -> float:
         variance = float(weights @ weights) * deviation**2 + (level * noise) ** 2 + spread * level * (1.0 - level)
         return NORMAL_95 * math.sqrt(variance) + _ROUNDING
 
-    lows, places, first, high, widest = [], [], 0, 0, width(root[-1])
-    for share, count in blocks:
+    lows, places, high, widest = [], [], 0, width(root[-1])
+    for first, end in pairwise(rising.blocks.tolist()):
+        share = float(rising.x[first])
         near = abs(share - level) <= widest
-        wide = width(root[first : first + count].mean(0)) if near else 0.0
+        wide = width(root[first:end].mean(0)) if near else 0.0
         lows += [first] * (share + wide >= level)
         places += [first] * (share + _ROUNDING >= level)
-        first += count
-        high = first if share - wide < level else high
+        high = end if share - wide < level else high
     if not places or places[0] == _MAGNITUDES - 1:
         return {}  # the last bin has no upper end
 

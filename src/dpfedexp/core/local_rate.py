@@ -1,11 +1,7 @@
 """The automatic local rate (`lr="auto"`): a first guess by votes before the first round, rescaled by votes after a few rounds.
 
-Before the first round every client searches a public grid for its own best rate on the initial model; the guess is the center of
-the noisy histogram. It can be far off: clients with few labels fit their own rows at rates at which the federation hardly moves,
-and the guess ignores the noise. So after a few rounds each client evaluates the model's move since an anchor, scaled by s, for s on
-a grid, plus public noise of the size that the remaining rounds would add at s times the rate. It votes for the s with the lowest
-loss on its rows, and rate and clip are multiplied by s. In every round clients also vote on whether local training helped, and the
-rate falls where it did not. A client whose own loss rose in its local steps sends a zero update, which costs no privacy.
+In every round clients also vote on whether local training helped, and the rate falls where it did not. docs/local-rate.md has the
+reasons of the votes and of their constants.
 """
 
 import math
@@ -23,30 +19,23 @@ RADII = tuple(10.0 ** (step / 2) for step in range(-10, 7))
 SCALES = tuple(2.0**step for step in range(-4, 8))
 """The public grid of factors by which the rate may be rescaled: from 1/16 to 128."""
 SCALE_TIMES, NOISY_SCALE_TIMES = (0.06, 0.28), (0.12, 0.28, 0.55)
-"""When the rate is rescaled, as shares of the rounds: after rounds 3 and 14 of 50, with large noise after rounds 6, 14 and 28. At
-the first time most of the run is still to come; with large noise three rounds are mostly noise, so it is later. At the second the
-easy gains are over, and the direction is that of later rounds. With small noise a third vote would lower rates that are still
-needed."""
+"""When the rate is rescaled, as shares of the rounds: after rounds 3 and 14 of 50, with large noise after rounds 6, 14 and 28."""
 LARGE_NOISE = 1.0
 """Noise is large if the norm of the noise in a round's mean update exceeds this many times the clip."""
 SHAKE = 0.5
 """The public noise of a vote on the factor, over the noise of all remaining rounds. Later rounds correct some earlier noise."""
 MAX_LOSS_DROP, FEW_ROWS = 0.5, 9.0
-"""The largest share of its loss that a client with many rows may lose in a round. A larger drop means that it overfits: the rate is
-too large. A client with m rows may lose 1 − ½·m/(m + 9): a few rows are learned by heart at any rate at which the model moves."""
+"""The largest share of its loss that a client with many rows may lose in a round; with m rows it is 1 − ½·m/(m + 9)."""
 PRIOR_RATE, PRIOR_SPREAD, SCALE_SPREAD = 0.2, 2.0, 1.0
 """The prior before any vote: a rate of about 0.2, within two bins; and for later votes a factor of 1, within one bin."""
 PRIOR_WEIGHT, MAX_CORRECTION = 2 / 3, 1.0
-"""The first guess moves from the votes toward the prior by this share of their distance in bins, and by at most one bin. The best
-rate on the initial model is a poor measure of the best rate of a run: too small where clients have few labels, too large for deep
-networks whose first steps change little."""
+"""The first guess moves from the votes toward the prior by this share of their distance in bins, and by at most one bin."""
 SAME_LOSS = 1e-6
 """A loss that changes by less than this share of itself counts as unchanged."""
 WIDTHS, PRESENT, MISFIT = (0.3, 0.5, 0.8, 1.2, 2.0), (0.25, 0.5, 0.75, 1.0), 0.05
 """The shapes of histograms that are considered: bells of these widths in bins, made by these shares of the clients, ±0.05 a bin."""
 RATE_SHARE, CLIP_SHARE = 0.008, 0.002
-"""The shares of the run's whole μ² that the votes on rate and first clip may cost: 0.4 and 0.1 percent more noise. A rate that is
-too large can end a run; a first clip that is off by half a decade costs a round or two."""
+"""The shares of the run's whole μ² that the votes on rate and first clip may cost: 0.4 and 0.1 percent more noise."""
 IMPROVED = VoteSpec("improved")
 """The vote on whether a client's own loss was lower after its local steps than before."""
 MAX_NOT_IMPROVED = 0.1

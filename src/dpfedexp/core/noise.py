@@ -67,10 +67,9 @@ class KeyedNoise:
         pieces = [(row, first) for row in range(len(numbers)) for first in range(0, width, _ROW_PIECE)]
 
         def draw(begin: int) -> None:
-            reseed, generator = self._generator()
+            of = self.generators()
             for row, first in pieces[begin : begin + size]:
-                reseed(numbers[row], _NORMAL, first)
-                generator.standard_normal(out=out[row, first : first + _ROW_PIECE], dtype=kind)
+                of(numbers[row], _NORMAL, first).standard_normal(out=out[row, first : first + _ROW_PIECE], dtype=kind)
 
         # Pieces are independent streams, so threads may draw them in any order; short rows are not worth a thread.
         threads = torch.get_num_threads() if width >= _LONG else 1
@@ -79,40 +78,33 @@ class KeyedNoise:
         return torch.from_numpy(out).to(device, dtype)
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:
-        out = np.empty((len(clients), width))
-        reseed, generator = self._generator()
+        out, of = np.empty((len(clients), width)), self.generators()
         for row, client in zip(out, clients.tolist(), strict=True):
-            reseed(client, _UNIFORM)
-            generator.random(out=row)
+            of(client).random(out=row)
         return torch.from_numpy(out)
 
     def generator(self, client: int) -> np.random.Generator:
         """A generator for one client, for draws of other shapes such as permutations."""
         return self.generators()(client)
 
-    def generators(self) -> Callable[[int], np.random.Generator]:
-        """Return a function from a client to its generator. Each call ends the last client's draws: they share one object."""
-        reseed, generator = self._generator()
+    def generators(self) -> Callable[..., np.random.Generator]:
+        """Return a function from a client to its generator.
 
-        def of(client: int) -> np.random.Generator:
-            reseed(client, _UNIFORM)
-            return generator
-
-        return of
-
-    def _generator(self) -> tuple[Callable[..., None], np.random.Generator]:
-        """Return a function that moves to a client's counter, and the generator: far cheaper than a generator per client."""
+        It moves one generator to the client's counter, which is far cheaper than a generator per client. So each call ends the
+        last client's draws.
+        """
         bits = np.random.Philox(key=np.array([self.seed, zlib.crc32(self.purpose.encode())], dtype=np.uint64))
-        state = bits.state
+        state, generator = bits.state, np.random.Generator(bits)
 
-        def reseed(client: int, lane: int, first: int = 0) -> None:
+        def of(client: int, lane: int = _UNIFORM, first: int = 0) -> np.random.Generator:
             # Each draw of a piece uses far fewer than 2³² counter values.
             state["state"]["counter"][:] = (first << 32, client, self.round, lane)
             state["buffer_pos"] = 4
             state["has_uint32"] = 0
             bits.state = state
+            return generator
 
-        return reseed, np.random.Generator(bits)
+        return of
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,8 @@
 """The server's step: its length by a step-size rule, its direction by a server optimizer.
 
-A step-size rule computes η_g from what a round released: one function per equation of the paper, then the free rule and the safe
-step. Rules see released values only; `target` is the exception, for simulations that are labeled non-private. The safe step caps
-η_g by the progress that the released means of the last four rounds show (docs/step-size.md has the reasoning).
-
-A server optimizer turns the released mean c̄ into a direction, as a pure function of a small state. `round.advance` alone moves the
-model, w ← w + η_g·direction, so no optimizer can skip the step size.
+A rule computes η_g from what a round released: one function per equation of the paper, then the free rule and the safe step, which
+caps η_g by the progress that the released means of the last four rounds show (docs/step-size.md has the reasoning). `round.advance`
+alone moves the model, w ← w + η_g·direction, so no optimizer can skip the step size.
 """
 
 import math
@@ -21,7 +18,7 @@ from dpfedexp.errors import InputError, check_known, checked, is_number, require
 
 Rule = Callable[[Release], float]
 Memory = dict[str, Tensor]
-"""State from round to round, by name. It is in the checkpoint, so it may depend on released values only."""
+"""State of a rule or a server optimizer from round to round, by name. A checkpoint has it: it depends on released values only."""
 Step = Literal["safe", "paper"]
 """The step size: "safe" caps it by the progress that the releases show, "paper" takes the value of the paper's rule."""
 
@@ -291,10 +288,6 @@ def _ratio(numerator: float, c_bar: Tensor) -> float:
     return ratio if math.isfinite(ratio) else 1.0
 
 
-Moments = dict[str, Tensor]
-"""The state of a server optimizer from round to round, by name; it may depend on released values only."""
-
-
 @runtime_checkable
 class ServerOptimizer(Protocol):
     """A server optimizer: turns a released mean into the direction of the server's step.
@@ -314,11 +307,11 @@ class ServerOptimizer(Protocol):
     Halved()
     """
 
-    def init(self, w: Tensor) -> Moments:
+    def init(self, w: Tensor) -> Memory:
         """Return the moments before the first round, by name, from the initial parameters [d] on the server's device."""
         ...
 
-    def direction(self, c_bar: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
+    def direction(self, c_bar: Tensor, moments: Memory) -> tuple[Tensor, Memory]:
         """Return the direction [d], which is then multiplied by η_g, and the moments with the same names.
 
         `c_bar` is the released mean of the clients' updates [d]; neither it nor `moments` may be changed in place.
@@ -331,10 +324,10 @@ class ServerOptimizer(Protocol):
 class Extrapolate:
     """The direction c̄ itself: FedEXP with the η_g of its step-size rule, FedAvg with η_g = 1."""
 
-    def init(self, w: Tensor) -> Moments:
+    def init(self, w: Tensor) -> Memory:
         return {}
 
-    def direction(self, c_bar: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
+    def direction(self, c_bar: Tensor, moments: Memory) -> tuple[Tensor, Memory]:
         return c_bar, moments
 
 
@@ -350,10 +343,10 @@ class Momentum:
         _require_positive("server rate", self.lr)
         require(0 <= self.beta < 1, f"server momentum is {self.beta}; it must be at least 0 and below 1.")
 
-    def init(self, w: Tensor) -> Moments:
+    def init(self, w: Tensor) -> Memory:
         return {"v": torch.zeros_like(w)}
 
-    def direction(self, c_bar: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
+    def direction(self, c_bar: Tensor, moments: Memory) -> tuple[Tensor, Memory]:
         v = self.beta * moments["v"] + c_bar
         return self.lr * v, {"v": v}
 
@@ -374,10 +367,10 @@ class Adam:
         for name in ("beta1", "beta2"):
             require(0 <= getattr(self, name) < 1, f"server {name} is {getattr(self, name)}; it must be in [0, 1).")
 
-    def init(self, w: Tensor) -> Moments:
+    def init(self, w: Tensor) -> Memory:
         return {"m": torch.zeros_like(w), "v": torch.full_like(w, self.eps**2)}
 
-    def direction(self, c_bar: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
+    def direction(self, c_bar: Tensor, moments: Memory) -> tuple[Tensor, Memory]:
         m = self.beta1 * moments["m"] + (1 - self.beta1) * c_bar
         v = self.beta2 * moments["v"] + (1 - self.beta2) * c_bar.square()
         return self.lr * m / (v.sqrt() + self.eps), {"m": m, "v": v}

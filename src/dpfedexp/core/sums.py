@@ -1,7 +1,7 @@
 """Sums over clients, and the values that are released from them.
 
-The server of a round needs only numbers that add: chunks of clients, ranks of a distributed run and replies of a deployment are all
-combined with `+`, so memory does not grow with the number of clients.
+Chunks of clients, ranks of a distributed run and replies of a deployment are all combined with `+`, so memory does not grow with
+the number of clients.
 
 Votes are a few bounded numbers that a client adds to its report, such as "my update was within the clip" or its loss. A vote has a
 public range. A client's value is centered and scaled to its share, a number within ±½, so one client moves the sum of shares by at

@@ -134,12 +134,6 @@ def check_count(field: str, value: Any) -> int:
     return int(value)
 
 
-def check_seed(seed: Any) -> int:
-    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-    require(whole and 0 <= seed < 1 << 64, f"seed is {seed!r}; it must be a whole number from 0 to 2^64 - 1.")
-    return int(seed)
-
-
 def read_rows(field: str, client: Any) -> tuple[Any, Any]:
     """Read a client's inputs and targets: every row once, in the order of the data set; empty lists for a client without rows."""
     if isinstance(client, data.DataLoader):
@@ -217,7 +211,14 @@ def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
     for number in range(len(dataset)):
         item = dataset[number]
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise InputError(f"{field}[{number}] is {wrong_item(item)}")
+            remedy = ""
+            if isinstance(item, dict):
+                remedy = (
+                    ": make pairs of it in the data set, or give tables with named columns to Federation.from_datasets"
+                )
+            keys = f" with {', '.join(map(repr, item))}" if isinstance(item, dict) else ""
+            what = f"{field}[{number}] is a {type(item).__name__}{keys}"
+            raise InputError(f"{what}; it must be a pair (input, target){remedy}.")
         for part, (name, value) in enumerate(zip(("input", "target"), item, strict=True)):
             if not isinstance(value, Tensor | np.ndarray | int | float | np.generic | list | tuple):
                 what = f"{field}[{number}] {name} is a {type(value).__name__}"
@@ -245,16 +246,6 @@ def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
     if not isinstance(dataset, data.TensorDataset) or type(dataset).__getitem__ is not data.TensorDataset.__getitem__:
         return None
     return dataset.tensors if indices is None else tuple(tensor[indices] for tensor in dataset.tensors)
-
-
-def wrong_item(item: Any) -> str:
-    if isinstance(item, dict):
-        keys = ", ".join(map(repr, item))
-        return (
-            f"a dict with {keys}; it must be a pair (input, target): make pairs of it in the data set, "
-            "or give tables with named columns to Federation.from_datasets."
-        )
-    return f"a {type(item).__name__}; it must be a pair (input, target)."
 
 
 def _join(pieces: list[tuple[int, Any]]) -> Any:

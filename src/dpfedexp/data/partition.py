@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfedexp.data.arrays import as_array, as_tensor, check_count, check_seed
+from dpfedexp.data.arrays import as_array, as_tensor, check_count
 from dpfedexp.errors import InputError, is_number, require
 
 
@@ -81,7 +81,7 @@ def _from_owners(owners: NDArray[np.int64], examples: int) -> Assignment:
 
 
 def _integers(field: str, values: Any) -> NDArray[np.int64]:
-    array = np.asarray(as_array(values) if isinstance(values, Tensor) else values)
+    array = np.asarray(as_array(values))
     require(array.ndim == 1, f"{field} has shape {array.shape}; it must be a flat list of whole numbers.")
     if array.size == 0:
         return np.zeros(0, dtype=np.int64)
@@ -146,7 +146,9 @@ def _numbered(field: str, ids: Any) -> tuple[NDArray[np.int64], list[Hashable]]:
 
 def generator(seed: int) -> np.random.Generator:
     """A Philox generator, which draws the same numbers on every machine."""
-    return np.random.Generator(np.random.Philox(check_seed(seed)))
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    require(whole and 0 <= seed < 1 << 64, f"seed is {seed!r}; it must be a whole number from 0 to 2^64 - 1.")
+    return np.random.Generator(np.random.Philox(int(seed)))
 
 
 def class_labels(targets: Any) -> NDArray[np.int64]:
@@ -161,7 +163,8 @@ def class_labels(targets: Any) -> NDArray[np.int64]:
 def iid(examples: int, clients: int, rng: np.random.Generator) -> Assignment:
     """Split uniformly at random; sizes differ by at most one."""
     _check_enough(examples, clients, 1)
-    return Assignment(rng.permutation(examples), _even_offsets(examples, clients))
+    sizes = examples // clients + (np.arange(clients) < examples % clients)
+    return Assignment(rng.permutation(examples), _offsets(sizes))
 
 
 def dirichlet(
@@ -210,12 +213,10 @@ def shards(labels: NDArray[np.int64], clients: int, rng: np.random.Generator, sh
     """McMahan et al. 2017: sort rows by label, cut them into equal shards, give `shards_per_client` random ones to each client."""
     check_count("shards_per_client", shards_per_client)
     _check_enough(len(labels), clients, shards_per_client)
-    ordered = _by_label(labels, rng)
-    cuts = _even_offsets(len(labels), clients * shards_per_client)
-    dealt = rng.permutation(clients * shards_per_client)
-    lengths = np.diff(cuts)[dealt]
-    rows = np.concatenate([ordered[cuts[shard] : cuts[shard + 1]] for shard in dealt])
-    return Assignment(rows, _offsets(lengths.reshape(clients, shards_per_client).sum(axis=1)))
+    pieces = np.array_split(_by_label(labels, rng), clients * shards_per_client)
+    dealt = [pieces[number] for number in rng.permutation(len(pieces))]
+    sizes = np.array([len(piece) for piece in dealt]).reshape(clients, shards_per_client).sum(axis=1)
+    return Assignment(np.concatenate(dealt), _offsets(sizes))
 
 
 def _check_alpha(alpha: Any) -> None:
@@ -239,10 +240,6 @@ def _deal(labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.G
 
 def _offsets(sizes: NDArray[np.int64] | Sequence[int]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])
-
-
-def _even_offsets(examples: int, parts: int) -> NDArray[np.int64]:
-    return _offsets(examples // parts + (np.arange(parts) < examples % parts))
 
 
 def _check_enough(examples: int, clients: int, each: int) -> None:
