@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import beta, binom
+from scipy.stats import beta
 
 from dpfedexp.accounting import gdp
 from dpfedexp.audit import bounds
@@ -23,8 +23,6 @@ def test_rates_are_bounded_as_clopper_and_pearson_say(successes, trials):
     smallest = beta.ppf(failure, successes, trials - successes + 1) if successes else 0.0
     most = beta.ppf(1 - failure, successes + 1, trials - successes) if successes < trials else 1.0
     assert (float(low), float(high)) == pytest.approx((smallest, most), abs=1e-12)
-    assert successes == 0 or binom.sf(successes - 1, trials, low) <= failure * (1 + 1e-6)
-    assert successes == trials or binom.cdf(successes, trials, high) <= failure * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 2.0])
