@@ -11,7 +11,7 @@ from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
 from dpfedexp.audit.bounds import Power, Result, skip
 from dpfedexp.audit.jobs import Job, all_jobs
-from dpfedexp.audit.mechanisms import _central_cases, audit_noise
+from dpfedexp.audit.mechanisms import audit_noise
 from dpfedexp.audit.runs import clip_and_noise, mu_of
 from dpfedexp.cli import app
 from dpfedexp.errors import InputError
@@ -103,5 +103,3 @@ def test_what_can_not_be_audited_is_refused():
     sampled = compose([(central_gaussian(5.0, sampling=Sampling("poisson", 0.5)), 1)], 1e-5)
     with pytest.raises(InputError, match="the guarantee of sampled has no μ"):
         mu_of(sampled, "sampled")
-    with pytest.raises(InputError, match=r"z is 1; .* above 1\.665"):
-        _central_cases(0.5, 1.0)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.parametrizations import spectral_norm
 
 from dpfedexp.algorithms import dp_fedavg
@@ -204,14 +205,8 @@ def metric_of(model: nn.Module, federation: Federation) -> float:
     probe = torch.linspace(-1.0, 1.0, 8 * WIDTH).reshape(8, WIDTH)
 
     def evaluate(module: nn.Module) -> dict[str, float]:
-        before = [p.detach().clone() for p in module.parameters()]
-        with torch.no_grad():
-            for p in module.parameters():
-                p.copy_(torch.linspace(-0.5, 0.5, p.numel()).view_as(p))
-            shown = float(module(probe).double().sum())
-            for p, value in zip(module.parameters(), before, strict=True):
-                p.copy_(value)
-        return {"shown": shown}
+        fixed = {name: torch.linspace(-0.5, 0.5, p.numel()).view_as(p) for name, p in module.named_parameters()}
+        return {"shown": float(functional_call(module, fixed, (probe,)).double().sum())}
 
     algorithm, how = dp_fedavg(clip=1.0, noise_multiplier=1.0), Execution("cpu", progress=False)
     with warnings.catch_warnings():

@@ -23,13 +23,12 @@ from torch import Tensor
 
 from dpfedexp.accounting import Event, GaussianEvent, NonPrivateEvent, Sampling, compose
 from dpfedexp.accounting.events import GammaRule
-from dpfedexp.accounting.gdp import FREE_THRESHOLD
 from dpfedexp.audit import bounds
 from dpfedexp.audit.bounds import Floats, Power, Result, Score, epsilon_score, mu_score
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import ChaChaNoise, Noise, Streams, SystemStreams
 from dpfedexp.core.sums import Sums, Vote, client_votes, within_clip_vote
-from dpfedexp.errors import checked, require
+from dpfedexp.errors import checked
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit, Release, Report
 from dpfedexp.mechanisms.base import Numerator
 
@@ -74,9 +73,8 @@ def standard_cases() -> list[Case]:
     plain = _central_cases(c, z)
     plain += [Case(f"local Gaussian{named}", LocalGaussian(c, z, r), _row(c), _row(-c)) for r, named in RULES.items()]
     # A client at the clip against one with nearly no update in the opposite direction: both parts of a report differ most.
-    for gamma in GAMMAS:
-        mechanism = PrivUnit(c, DIMENSION, 1.0, 1.0, 1.0, gamma=gamma)
-        plain.append(Case(f"PrivUnit, {gamma} γ", mechanism, _row(c), _row(-1e-7 * c)))
+    units = {gamma: PrivUnit(c, DIMENSION, 1.0, 1.0, 1.0, gamma=gamma) for gamma in GAMMAS}
+    plain += [Case(f"PrivUnit, {gamma} γ", unit, _row(c), _row(-1e-7 * c)) for gamma, unit in units.items()]
     secure = [
         Case(f"{c.name}, secure", c.mechanism.secure(), c.here, c.there, c.denominator, c.votes)
         for c in plain
@@ -95,7 +93,6 @@ def _central_cases(c: float, z: float) -> list[Case]:
     leaving = CentralGaussian(c, 1.4, "add-remove", votes=(within_clip_vote(0.7),))
     votes = (within_clip_vote(2.4), Vote("loss", 0.0, 10.0, noise=2.0), Vote("loss fell", noise=3.0))
     asking = CentralGaussian(c, 3.0, numerator="free", votes=votes)
-    question = CentralGaussian(c, z)
     asked_apart = CentralGaussian(c, 1.5, "add-remove", votes=tuple(replace(v, noise=v.noise / 2) for v in votes))
     return [
         Case("central Gaussian", CentralGaussian(c, z), *_neighbors(ahead, -ahead)),
@@ -105,7 +102,9 @@ def _central_cases(c: float, z: float) -> list[Case]:
         Case("central Gaussian, adaptive clip", counted, *_neighbors(lifted, -lifted), votes=(0.5, -0.5)),
         Case("central Gaussian, add-remove", CentralGaussian(c, 1.0, "add-remove"), *_absent(ahead)),
         Case("central Gaussian, adaptive clip, add-remove", leaving, *_absent(ahead)),
-        Case("central Gaussian, question in bins", question.asking("bin", 1.0), *_neighbors(ahead, -ahead)),
+        Case(
+            "central Gaussian, question in bins", CentralGaussian(c, z).asking("bin", 1.0), *_neighbors(ahead, -ahead)
+        ),
         Case("central Gaussian, question in bins, add-remove", leaving.asking("bin", 0.5), *_absent(ahead)),
         Case("central Gaussian, votes", asking, *_neighbors(lifted, -lifted), votes=(_HOSTILE, -_HOSTILE)),
         Case("central Gaussian, votes, add-remove", asked_apart, *_absent(ahead), votes=(_HOSTILE, _HOSTILE)),
@@ -133,11 +132,7 @@ def _absent(row: Tensor) -> tuple[Tensor, Tensor]:
 
 def _paper(c: float, z: float) -> tuple[Mechanism, Tensor, Tensor]:
     """The mechanism and the worst pair of `joint_mu` where the scalar matters: antiparallel, with norms C and bC."""
-    # The noise on the scalar is C², so that ρ = z².
-    require(
-        z**2 > FREE_THRESHOLD,
-        f"z is {z:g}; the scalar of the paper's rule counts only where z is above {FREE_THRESHOLD**0.5:.4g}, so raise it.",
-    )
+    # The noise on the scalar is C², so that ρ = z². It counts only where z² is above `FREE_THRESHOLD` of accounting/gdp.py.
     b = 1.0 / (z**2 * (1.0 + np.sqrt(1.0 - 2.0 / z**2)))
     mechanism = CentralGaussian(c, z, numerator="paper", scalar_multiplier=1.0)
     return mechanism, *_neighbors(_row(c * _HOSTILE), _row(-float(b) * c))
