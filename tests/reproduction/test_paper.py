@@ -3,10 +3,10 @@
 import pytest
 import torch
 from reproduction.__main__ import app
-from reproduction.paper import SECTIONS, sections, table3
+from reproduction.paper import SECTIONS, sections
 from reproduction.paper.experiments import experiment, names, vary
 from reproduction.paper.figure2 import from_updates
-from reproduction.paper.published import TABLE_2, TABLE_3
+from reproduction.paper.published import TABLE_2
 from reproduction.paper.results.collected import key_of
 from reproduction.paper.results.size import Size
 from reproduction.paper.sections import Maker
@@ -99,17 +99,6 @@ def test_a_section_plans_every_run_and_keeps_every_curve_that_it_asks_for(name, 
     assert section.command.startswith(f"python -m reproduction paper {name}")
     for table in section.tables:
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
-
-
-def test_mnist_shows_the_printed_number_and_the_difference():
-    """Fabricated FedEXP ends near 0.9 + 0.01 · 3, whatever the setting."""
-    section = table3.section(Size(seeds=3), Fabricated())
-    row = section.tables[0].rows[0]
-    ours, theirs = float(row[2].split()[0]), TABLE_3["cdp", "fedexp"][0]
-    assert row[3].startswith(f"{theirs:.2f}")
-    assert float(row[4]) == pytest.approx(ours - theirs, abs=0.011)
-    assert not section.claims[0].holds, "92.9 is more than half a point below 94.57"
-    assert section.claims[1].holds, "FedEXP is above FedAvg"
 
 
 def call(*arguments: object):
