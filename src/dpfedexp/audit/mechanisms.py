@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from scipy.integrate import quad
-from scipy.special import betainc, betaincc, gammaln, ndtr, ndtri
+from scipy.special import betainc, gammaln, ndtr, ndtri
 from scipy.stats import chi2
 from torch import Tensor
 
@@ -351,9 +351,8 @@ def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: floa
 
 
 def _upper_tail(height: Floats, half: float) -> Floats:
-    """P(T ≥ t) for a coordinate T of a uniform direction, whose square has the law Beta(½, (d − 1)/2)."""
-    square = np.minimum(1.0, height * height)
-    tail: Floats = np.where(height >= 0, 0.5 * betaincc(0.5, half, square), 0.5 + 0.5 * betainc(0.5, half, square))
+    """P(T ≥ t) for a coordinate T of a uniform direction: (1 + T)/2 has the law Beta(half, half) with half = (d − 1)/2."""
+    tail: Floats = betainc(half, half, np.clip((1.0 - height) / 2, 0.0, 1.0))
     return tail
 
 
@@ -377,13 +376,10 @@ def level_epsilon(mechanism: PrivUnit) -> float:
     scalar = mechanism.scalar
     kept = math.exp(scalar.epsilon2) / (math.exp(scalar.epsilon2) + scalar.k)
     other = (1 - kept) / scalar.k
-    rows = []
-    for scaled in np.linspace(0.0, scalar.k, 8 * scalar.k + 1):
-        floor = min(math.floor(scaled), scalar.k - 1)
-        true = np.zeros(scalar.k + 1)
-        true[floor], true[floor + 1] = floor + 1 - scaled, scaled - floor
-        rows.append(true * kept + (1 - true) * other)
-    table = np.array(rows)
+    # Norms in units of a level, in the rows, and the probabilities with which they are rounded to each level, in the columns.
+    norms = np.linspace(0.0, scalar.k, 8 * scalar.k + 1)[:, None]
+    rounded = np.maximum(0.0, 1.0 - np.abs(norms - np.arange(scalar.k + 1)))
+    table = rounded * kept + (1 - rounded) * other
     return float(np.log(table.max(0) / table.min(0)).max())
 
 
