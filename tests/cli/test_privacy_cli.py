@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpfedexp.accounting import GaussianEvent, Ledger, PrivacyStatement, Query
 from dpfedexp.accounting.statement import figure
 from dpfedexp.cli.privacy import app
 from dpfedexp.errors import InputError
-from tests.engine.small import sealed_model
+from tests.engine.small import ROUNDS, small_run
 
 KEYS = {"epsilon_total", "epsilon_round", "delta", "adjacency", "accountant"}
 
@@ -29,15 +28,8 @@ def call_json(*arguments: object) -> dict:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    event = GaussianEvent("central", "replace-one", (Query("update", 1.0, 2.0, 5.0),))
-    with Ledger.create(tmp_path / "ledger.jsonl", algorithm="CDP-FedEXP", clients=1000) as ledger:
-        for t in range(5):
-            ledger.charge(t, event)
-        sealed_model(tmp_path, ledger)
-        statement = PrivacyStatement.from_charges(ledger.charges(), 1e-5, algorithm="CDP-FedEXP", clients=1000)
-    (tmp_path / "privacy.json").write_text(statement.to_json(), encoding="utf-8")
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"round": t}) + "\n" for t in range(5)))
-    return tmp_path
+    small_run(out=tmp_path / "run")
+    return tmp_path / "run"
 
 
 @pytest.mark.parametrize(
@@ -98,9 +90,9 @@ def test_explain_fits_the_terminal_and_shows_both_adjacencies(run, width, monkey
     assert max(map(len, text.splitlines())) > width - 15
     assert "replace-one (this run's)" in text
     assert "\n  add-remove  " in text
-    assert "all 5 rounds" in " ".join(text.split())
+    assert f"all {ROUNDS} rounds" in " ".join(text.split())
     answer = call_json("explain", run)
-    assert answer["rounds"] == 5
+    assert answer["rounds"] == ROUNDS
     assert answer["shown"]["other_adjacency_epsilon_total"] in text
 
 

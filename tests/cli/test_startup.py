@@ -1,9 +1,8 @@
-"""What the command line imports."""
+"""What the command line imports: one process runs the commands one after the other and lists its modules after each."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
 from typing import get_args, get_type_hints
 
 from dpfedexp.accounting.events import ADJACENCIES, Sampling
@@ -37,21 +36,15 @@ CLOSED_FORM = {
 }
 
 
-def run(commands: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
-    """Commands one after the other in one new process: each, what it prints, and the modules that are loaded at its end."""
-    program = [sys.executable, "-c", LOADED, json.dumps(list(commands))]
+def test_help_imports_nothing_slow_and_accounting_without_sampling_special_functions_and_roots_alone():
+    program = [sys.executable, "-c", LOADED, json.dumps([*HELP, *CLOSED_FORM])]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
         command, shown, modules = json.loads(line)
-        yield command, shown, set(modules)
-
-
-def test_help_imports_nothing_slow_and_accounting_without_sampling_special_functions_and_roots_alone():
-    for command, shown, modules in run([*HELP, *CLOSED_FORM]):
         assert CLOSED_FORM.get(command, "Usage:") in shown, command
-        assert SLOW & modules == (OF_THE_CLOSED_FORM if command in CLOSED_FORM else set()), command
-        assert SLOW_ROOMS_OF_SCIPY & modules == set(), command
+        assert SLOW.intersection(modules) == (OF_THE_CLOSED_FORM if command in CLOSED_FORM else set()), command
+        assert SLOW_ROOMS_OF_SCIPY.isdisjoint(modules), command
 
 
 def test_the_choices_that_flags_offer_are_those_of_the_rooms():

@@ -47,38 +47,14 @@ def test_a_sweep_ranks_prices_and_never_runs_twice(file, tmp_path, in_process):
     assert len(list(out.glob("*/metrics.jsonl"))) == 4
 
 
-def test_a_sweep_over_algorithms_names_all_of_them(file, tmp_path, in_process):
-    out = tmp_path / "out"
-    done = sweep(file, "--grid", "algorithm.name=dp_fedavg,cdp_fedexp", "--out", out)
-    assert done.exit_code == 0, done.output
-    text = json.loads((out / "sweep.json").read_text())["text"]
-    assert [line.split(" on ")[0] for line in text[:2]] == ["dp_fedavg", "cdp_fedexp"]
-
-
 def together(out):
     """ε of everything that was tried, as the page says it."""
     text = " ".join(json.loads((out / "sweep.json").read_text())["text"])
     return float(re.search(r"runs cost ε = ([0-9.]+) together", text)[1])
 
 
-def spent(out, delta=1e-5):
-    """ε of everything that lies in a ledger below a folder."""
-    ledgers = [Ledger.open(path, read_only=True) for path in out.rglob("ledger.jsonl")]
-    return compose([charge for ledger in ledgers for charge in ledger.charges()], delta).epsilon
-
-
-def check_price_of_three(out):
-    """12.256 was said of three runs of which one had failed after a round, and 14.113 was spent."""
-    assert len(list(out.rglob("ledger.jsonl"))) == 3
-    two = gdp.epsilon(MU * math.sqrt(2), 1e-5)
-    assert together(out) == pytest.approx(spent(out), abs=5e-4)
-    assert together(out) > two + 0.5, "the round of the run that has no statement"
-
-
-THREE = ("--grid", "algorithm.clip=0.5,2,5", "--out")
-
-
 def test_what_a_sweep_costs_holds_runs_that_failed(file, tmp_path, in_process, monkeypatch):
+    """12.256 was said of three runs of which one had failed after a round, and 14.113 was spent."""
     record = RunFolder.record
 
     def fails(self, line):
@@ -87,9 +63,14 @@ def test_what_a_sweep_costs_holds_runs_that_failed(file, tmp_path, in_process, m
             raise MemoryError("no space left")
 
     monkeypatch.setattr(RunFolder, "record", fails)
-    done = sweep(file, *THREE, tmp_path / "out")
+    out = tmp_path / "out"
+    done = sweep(file, "--grid", "algorithm.clip=0.5,2,5", "--out", out)
     assert done.exit_code == 3, done.output
-    check_price_of_three(tmp_path / "out")
+    ledgers = [Ledger.open(path, read_only=True) for path in out.rglob("ledger.jsonl")]
+    spent = compose([charge for ledger in ledgers for charge in ledger.charges()], 1e-5)
+    assert len(ledgers) == 3
+    assert together(out) == pytest.approx(spent.epsilon, abs=5e-4)
+    assert together(out) > gdp.epsilon(MU * math.sqrt(2), 1e-5) + 0.5, "the round of the run that has no statement"
 
 
 def test_what_a_sweep_costs_holds_runs_of_an_earlier_grid_and_is_not_known_without_a_ledger(file, tmp_path, in_process):
@@ -106,28 +87,33 @@ def test_what_a_sweep_costs_holds_runs_of_an_earlier_grid_and_is_not_known_witho
     assert "together" not in text
 
 
+LARGER = [word for one in ("kind=fixed", "count=4") for word in ("--set", f"participation.{one}")]
+
+
 @pytest.mark.parametrize(
-    ("grid", "sentence"),
+    ("given", "sentence"),
     [
-        ("algorithm.adjacency=replace-one,add-remove", "--grid has algorithm.adjacency 'add-remove' and 'replace-one'"),
-        ("algorithm.clip=0.5,-1", "clip is -1"),
+        (
+            ["algorithm.adjacency=replace-one,add-remove", "--set", "participation.population=20"],
+            "--grid has algorithm.adjacency 'add-remove' and 'replace-one'",
+        ),
+        (["participation.noise_cohort=20,30", *LARGER], "--grid has participation.noise_cohort 20 and 30"),
+        (["algorithm.clip=0.5,-1"], "clip is -1"),
     ],
 )
-def test_settings_are_checked_before_the_first_run(file, tmp_path, grid, sentence):
-    done = sweep(file, "--grid", grid, "--set", "participation.population=20", "--out", tmp_path / "out")
+def test_settings_are_checked_before_the_first_run(file, tmp_path, given, sentence):
+    done = sweep(file, "--grid", *given, "--out", tmp_path / "out")
     assert sentence in str(done.exception)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sweep_of_runs_with_a_noise_cohort_says_whose_promise_it_is(file, tmp_path, in_process):
-    given = ("noise_cohort=20", "kind=fixed", "count=4")
-    settings = [word for one in given for word in ("--set", f"participation.{one}")]
-    out = tmp_path / "out"
-    done = sweep(file, *settings, "--out", out)
+def test_a_sweep_names_all_of_its_algorithms_and_says_whose_promise_it_is(file, tmp_path, in_process):
+    algorithms = ("--grid", "algorithm.name=dp_fedavg,cdp_fedexp")
+    done = sweep(file, *algorithms, *LARGER, "--set", "participation.noise_cohort=20", "--out", tmp_path)
     assert done.exit_code == 0, done.output
-    assert "The promise is that of a larger deployment with 20 clients in a round" in (out / "sweep.json").read_text()
-    mixed = sweep(file, *settings[2:], "--grid", "participation.noise_cohort=20,30", "--out", tmp_path / "mixed")
-    assert "--grid has participation.noise_cohort 20 and 30" in str(mixed.exception)
+    text = json.loads((tmp_path / "sweep.json").read_text())["text"]
+    assert [line.split(" on ")[0] for line in text[:2]] == ["dp_fedavg", "cdp_fedexp"]
+    assert "The promise is that of a larger deployment with 20 clients in a round" in " ".join(text)
 
 
 def test_a_sweep_of_which_every_run_fails_says_why(file, tmp_path, monkeypatch):
@@ -169,27 +155,18 @@ def test_commas_in_brackets_and_quotes_are_part_of_a_value():
     assert [trial.changes[0] for trial in trials(['data.path="a,b",c'], 1)] == ['data.path="a,b"', "data.path=c"]
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (("algorithm.clip=1e3",), ("algorithm.clip=1E3",)),
-        (("data.path=a/b",), ("data.path=a b",)),
-        (("a.b=1_c.d=2",), ("a.b=1", "c.d=2")),
-        (("data.path=" + "x" * 400 + "a",), ("data.path=" + "x" * 400 + "b",)),
-        (("data.path=é",), ("data.path=è",)),
-    ],
-)
-def test_two_trials_never_share_a_folder(one, other):
+def test_two_trials_never_share_a_folder():
     """Not where letters of one case are the other's, as on some file systems."""
-    folders = Trial(one, 0).folder(""), Trial(other, 0).folder("")
-    assert folders[0].lower() != folders[1].lower()
+    values = ("1e3", "1E3", "a/b", "a b", "é", "è", "1_c.d=2", "x" * 400 + "a", "x" * 400 + "b")
+    trials = [*(Trial((f"a.b={value}",), 0) for value in values), Trial(("a.b=1", "c.d=2"), 0)]
+    folders = {trial.folder("").lower() for trial in trials}
+    assert len(folders) == len(trials)
     assert all(len(name) < 200 and not set(name) & set("/ :\\") for name in folders)
 
 
 @pytest.mark.parametrize(
     ("grid", "sentence"),
     [
-        (["algorithm.clip=1,,2"], "it must look like"),
         (["run.seed=1,2"], "--seeds says how many"),
         (["a.b=1", "a.b=2"], "--grid has a.b twice"),
     ],

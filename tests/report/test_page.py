@@ -21,11 +21,9 @@ VOID = {"meta", "br", "hr", "img", "input", "link"}
 class Checker(HTMLParser):
     """Counts tags and checks that what opens closes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.links: list[str] = []
+        self.open, self.seen, self.links = [], [], []
 
     def handle_starttag(self, tag, attrs):
         self.seen.append(tag)
@@ -33,12 +31,8 @@ class Checker(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append(tag)
-
     def handle_endtag(self, tag):
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
+        assert tag in VOID or self.open.pop() == tag
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from reproduction.paper import SECTIONS, sections
 from reproduction.paper.results import record as recording
 from reproduction.paper.results.collected import file_of, images_of, key_of
-from reproduction.paper.results.record import MNIST, Record
+from reproduction.paper.results.record import MNIST
 from reproduction.paper.results.size import Size
 from reproduction.suite import command, suite_page, tuned
 from reproduction.suite.overview import overview
@@ -21,15 +20,12 @@ from reproduction.suite.problems import PROBLEMS
 from reproduction.suite.suite_runs import Lines, Place
 
 from dpfedexp.engine import plot
-from dpfedexp.report.document import Section
 from dpfedexp.report.page import saved_sections
 from tests.sizes import long, sized
 
 COMMITTED = Path(__file__).parents[2] / "reproduction" / "experiments" / "results"
 SIZE = Size(seeds=5)
-WITH_RUNS = [name for name in SECTIONS if name != "table1"]
 LARGE = ("grid", "beyond")
-PROVENANCE = ("commit", "dirty", "versions", "device", "seconds", "recorded_in")
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -43,13 +39,17 @@ def same(ours: Any, theirs: Any) -> bool:
     return ours == theirs
 
 
+def saved(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[long] if name in LARGE else []) for name in SECTIONS])
 def test_every_table_is_rebuilt_from_the_records_alone(name, monkeypatch):
     monkeypatch.setenv("DPFEDEXP_DATA", "/nowhere")
     (section,) = sections.rebuild([name], SIZE, COMMITTED)
-    ours, theirs = json.loads(section.to_json()), json.loads((COMMITTED / f"{name}.json").read_text(encoding="utf-8"))
-    for part in theirs:
-        assert same(ours[part], theirs[part]), (
+    ours = json.loads(section.to_json())
+    for part, value in saved(COMMITTED / f"{name}.json").items():
+        assert same(ours[part], value), (
             f"{part}: python -m reproduction paper all --recorded --out reproduction/experiments/results"
         )
 
@@ -60,11 +60,7 @@ def test_a_number_in_a_record_reaches_the_table(tmp_path):
     records[0].finals["test_accuracy"] += 5e-4
     recording.write(file_of(tmp_path, "mnist"), records)
     (section,) = sections.rebuild(["mnist"], SIZE, tmp_path)
-    assert not same(json.loads(section.to_json())["tables"], _committed("mnist")["tables"])
-
-
-def _committed(name: str) -> dict[str, Any]:
-    return json.loads((COMMITTED / f"{name}.json").read_text(encoding="utf-8"))
+    assert not same(json.loads(section.to_json())["tables"], saved(COMMITTED / "mnist.json")["tables"])
 
 
 def test_the_page_is_rebuilt_from_the_committed_sections_and_links_no_file_that_is_not_committed(tmp_path, monkeypatch):
@@ -87,76 +83,61 @@ def test_every_figure_is_drawn_from_the_committed_sections(tmp_path, monkeypatch
     monkeypatch.setattr(plot, "FORMATS", ("png", "svg"))
     for chart in charts[:: sized(9, 1)]:
         _, path = plot.draw(chart, tmp_path)
-        (words, numbers), (right, places) = _drawn(path), _drawn(COMMITTED / path.name)
-        assert words == right, chart.name
-        assert numbers == pytest.approx(places, abs=1e-4), chart.name
+        check_drawing(path, COMMITTED / path.name, 1e-4)
 
 
-def _drawn(path: Path) -> tuple[list[str], list[float]]:
-    """What a figure says, and where: a processor has last bits of its own, and the names of a figure's parts are hashes of them."""
-    text = path.read_text()
-    for number, name in enumerate(dict.fromkeys(re.findall(r'\bid="([pmC][0-9a-f_]{8,})"', text))):
-        text = text.replace(name, f"part-{number}")
-    return re.split(r"\d+\.\d+", text), [float(number) for number in re.findall(r"\d+\.\d+", text)]
+def check_drawing(ours: Path, theirs: Path, tolerance: float) -> None:
+    """The same texts and nearly the same places: a processor has last bits of its own, and hashes of them name a figure's parts."""
+    words, places = [], []
+    for text in (ours.read_text(), theirs.read_text()):
+        for number, name in enumerate(dict.fromkeys(re.findall(r'\bid="([pmC][0-9a-f_]{8,})"', text))):
+            text = text.replace(name, f"part-{number}")
+        words.append(re.split(r"-?\d+\.\d+", text))
+        places.append([float(found) for found in re.findall(r"-?\d+\.\d+", text)])
+    assert words[0] == words[1], theirs
+    assert places[0] == pytest.approx(places[1], abs=tolerance), theirs
 
 
-@pytest.mark.parametrize("name", WITH_RUNS)
-def test_every_line_has_every_field_of_provenance_and_names_its_origin(name):
-    lines = file_of(COMMITTED, name).read_text(encoding="utf-8").splitlines()
-    assert lines
-    for line in lines:
-        tree = json.loads(line)
-        assert tree.keys() == {field.name for field in fields(Record)}
-        assert tree["section"] == name
-        if tree["recorded_in"] is None:
-            assert all(tree[field] is not None for field in PROVENANCE[:-1]), tree["name"]
-            assert re.fullmatch("[0-9a-f]{40}", tree["commit"])
-            assert {"dpfedexp", "torch", "numpy", "python"} <= tree["versions"].keys()
-            assert tree["dirty"] is False, "a committed result comes from committed source"
-        else:
-            # From before these lines: what was never recorded is null, not made up later.
-            assert re.fullmatch("[0-9a-f]{40}", tree["recorded_in"]["commit"])
-            assert tree["recorded_in"]["file"].startswith("experiments/results/")
-            assert [tree[field] for field in PROVENANCE[:4]] == [None] * 4
-
-
-@pytest.mark.parametrize("name", WITH_RUNS)
-def test_no_line_is_left_over_and_none_is_there_twice(name):
+@pytest.mark.parametrize("name", [name for name in SECTIONS if name != "table1"])
+def test_every_planned_run_has_one_record_and_every_record_its_provenance(name):
     records = recording.read(file_of(COMMITTED, name))
     images = images_of(records)
     assert images in (None, MNIST)
     planned = {key_of(run, images) for run in sections.MAKERS[name].planned(SIZE)}
-    keys = [record.key for record in records]
-    assert len(set(keys)) == len(keys)
-    assert set(keys) == planned
+    assert sorted(record.key for record in records) == sorted(planned)
+    for record in records:
+        made = [record.commit, record.dirty, record.versions, record.device]
+        assert record.section == name
+        if record.recorded_in is None:
+            assert None not in [*made, record.seconds], record.name
+            assert re.fullmatch("[0-9a-f]{40}", record.commit)
+            assert {"dpfedexp", "torch", "numpy", "python"} <= record.versions.keys()
+            assert record.dirty is False, "a committed result comes from committed source"
+        else:
+            # From before these lines: what was never recorded is null, not made up later.
+            assert re.fullmatch("[0-9a-f]{40}", record.recorded_in["commit"])
+            assert record.recorded_in["file"].startswith("experiments/results/")
+            assert made == [None] * 4
 
 
 SUITE = Path(__file__).parents[2] / "reproduction" / "experiments" / "suite"
 AGAIN = "python -m reproduction suite --recorded --out reproduction/experiments/suite"
 
 
-@pytest.fixture(scope="module")
-def rebuilt() -> Section:
-    return suite_page.section(list(PROBLEMS), command.size(quick=False, seeds=3), Lines(SUITE).result)
-
-
 @long
-def test_tables_charts_and_numbers_are_rebuilt_from_the_records_alone(rebuilt, tmp_path):
-    committed = json.loads((SUITE / "suite.json").read_text(encoding="utf-8"))
+def test_tables_charts_and_numbers_are_rebuilt_from_the_records_alone(tmp_path):
+    rebuilt = suite_page.section(list(PROBLEMS), command.size(quick=False, seeds=3), Lines(SUITE).result)
+    committed = saved(SUITE / "suite.json")
     for part, value in json.loads(rebuilt.to_json()).items():
         assert same(value, committed[part]), f"{part}: {AGAIN}"
-    assert suite_page.write_markdown(rebuilt, tmp_path).read_text(encoding="utf-8") == (SUITE / "suite.md").read_text(
-        encoding="utf-8"
-    ), AGAIN
+    assert suite_page.write_markdown(rebuilt, tmp_path).read_text("utf-8") == (SUITE / "suite.md").read_text("utf-8"), (
+        AGAIN
+    )
 
 
 def test_the_picture_of_the_readme_is_drawn_from_the_committed_results(tmp_path):
-    """The same texts and, to a pixel, the same places."""
-    number = re.compile(r"-?\d+\.\d+")
-    drawn, committed = (path.read_text() for path in (overview(SUITE, tmp_path / "new.svg"), SUITE / "overview.svg"))
-    assert number.sub("", drawn) == number.sub("", committed), "python -m reproduction overview"
-    places = [[float(found) for found in number.findall(text)] for text in (drawn, committed)]
-    assert places[0] == pytest.approx(places[1], abs=1.0), "python -m reproduction overview"
+    """To a pixel; it is made by `python -m reproduction overview`."""
+    check_drawing(overview(SUITE, tmp_path / "new.svg"), SUITE / "overview.svg", 1.0)
 
 
 @long

@@ -3,7 +3,6 @@
 import json
 import subprocess
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 from reproduction.paper.experiments import experiment, vary
@@ -83,12 +82,8 @@ def test_the_commit_is_recorded_and_whether_the_source_differs_from_it(tmp_path,
 ONE = Place("cpu", jobs=1)
 
 
-def counting(folder, *names, **more) -> list[Counting]:
-    return [Counting(name, str(folder), **more) for name in names]
-
-
 def test_a_run_that_two_sections_share_is_made_once_and_recorded_by_both(tmp_path):
-    a, b, c = counting(tmp_path, *"abc")
+    a, b, c = (Counting(name, str(tmp_path)) for name in "abc")
     done = all_records({"one": [a, b, a], "two": [b, c]}, tmp_path, None, ONE)
     assert [run.times for run in (a, b, c)] == [1, 1, 1]
     assert [record.name for record in done["one"]] == ["a", "b"]
@@ -104,26 +99,12 @@ def test_a_missing_run_names_the_field_that_sets_it_apart():
     assert results.why_missing(other) == f"'other': {nearest}"
 
 
-TINY = {"data.clients": 12, "data.dimension": 5, "run.rounds": 3, "local.steps": 2}
-
-
-def tiny(**changes) -> TrainingRun:
-    return TrainingRun(vary(experiment("synthetic-cdp-fedexp"), TINY | changes), "tiny", ("round", "distance"))
-
-
-def by_key(*runs) -> dict:
-    return {key_of(run, None): run for run in runs}
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Cache:
-    return Cache(tmp_path / "cache")
-
-
-def test_a_training_run_keeps_finals_curves_promise_and_what_made_it(cache):
-    run = tiny()
-    cache.run(by_key(run), "images", ONE)
-    record = cache.load(key_of(run, "images"))
+def test_a_training_run_keeps_finals_curves_promise_and_what_made_it(tmp_path):
+    small = {"data.clients": 12, "data.dimension": 5, "run.rounds": 3, "local.steps": 2}
+    run = TrainingRun(vary(experiment("synthetic-cdp-fedexp"), small), "tiny", ("round", "distance"))
+    cache, key = Cache(tmp_path / "cache"), key_of(run, None)
+    cache.run({key: run}, "images", ONE)
+    record = cache.load(key)
     assert record.settings["data"]["clients"] == 12
     assert record.curves["round"] == [1, 2, 3]
     assert record.finals["distance"] == pytest.approx(sum(record.curves["distance"]) / 3)

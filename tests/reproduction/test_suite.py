@@ -87,14 +87,14 @@ TINY = Size(seeds=1, headline_seeds=1, grid_seeds=1, epsilons=(8.0,), headline_e
 @pytest.fixture
 def tiny(monkeypatch):
     """The made-up regression with 30 clients, two rounds and two local steps."""
-
-    def make(folders, seed):
-        return synthetic_problems.regression(2.0, seed, clients=30)
-
-    problem = replace(PROBLEMS["regression-2"], make=make, rounds=2, steps=2)
-    monkeypatch.setitem(PROBLEMS, "regression-2", problem)
+    small = {
+        "make": lambda folders, seed: synthetic_problems.regression(2.0, seed, clients=30),
+        "rounds": 2,
+        "steps": 2,
+    }
+    monkeypatch.setitem(PROBLEMS, "regression-2", replace(PROBLEMS["regression-2"], **small))
     suite_plan._loaded.cache_clear()
-    yield problem
+    yield
     suite_plan._loaded.cache_clear()
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr, ndtri
-from scipy.stats import binom
+from scipy.stats import binom, kstest
 
 from dpfedexp.errors import checked
 from dpfedexp.files import finite
@@ -239,6 +239,4 @@ def distance_limit(samples: int, failure: float) -> float:
 
 def distance(uniforms: Floats) -> float:
     """The largest distance of the samples' empirical distribution function from that of the uniform law."""
-    ordered = np.sort(uniforms)
-    steps = np.arange(len(ordered) + 1) / len(ordered)
-    return float(max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))
+    return float(kstest(uniforms, "uniform", method="asymp").statistic)

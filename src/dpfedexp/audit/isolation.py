@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.parametrizations import spectral_norm
 
 from dpfedexp.algorithms import dp_fedavg
@@ -56,16 +57,20 @@ def _federation(seed: int, own: int) -> Federation:
     return Federation.from_clients([data(own, torch.Generator().manual_seed(seed + own)), *others])
 
 
-def network(seed: int) -> nn.Module:
+def _seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+        return make()
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
 def _audit(name: str, trainer: str, local: Sgd, federations: list[Federation], seed: int) -> Result:
     unit = "others' sum moves by, in C"
     try:
-        sums = [others_and_own(network(seed), federation, local, trainer, seed) for federation in federations]
+        sums = [others_and_own(_seeded(seed, network), federation, local, trainer, seed) for federation in federations]
     except InputError as reason:
         return skip(KIND, name, f"refused: {reason}")
     others, own = ([pair[n] for pair in sums] for n in (0, 1))
@@ -137,12 +142,7 @@ class Normalized(nn.InstanceNorm1d):
 
 def modules() -> dict[str, Callable[[], nn.Module]]:
     def under(layer: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        def make() -> nn.Module:
-            with torch.random.fork_rng():
-                torch.manual_seed(0)
-                return nn.Sequential(layer(), nn.Linear(WIDTH, 1), nn.Flatten(0))
-
-        return make
+        return lambda: _seeded(0, lambda: nn.Sequential(layer(), nn.Linear(WIDTH, 1), nn.Flatten(0)))
 
     return {
         "InstanceNorm1d with running statistics": under(lambda: Normalized(WIDTH, track_running_stats=True)),
@@ -204,14 +204,8 @@ def metric_of(model: nn.Module, federation: Federation) -> float:
     probe = torch.linspace(-1.0, 1.0, 8 * WIDTH).reshape(8, WIDTH)
 
     def evaluate(module: nn.Module) -> dict[str, float]:
-        before = [p.detach().clone() for p in module.parameters()]
-        with torch.no_grad():
-            for p in module.parameters():
-                p.copy_(torch.linspace(-0.5, 0.5, p.numel()).view_as(p))
-            shown = float(module(probe).double().sum())
-            for p, value in zip(module.parameters(), before, strict=True):
-                p.copy_(value)
-        return {"shown": shown}
+        fixed = {name: torch.linspace(-0.5, 0.5, p.numel()).view_as(p) for name, p in module.named_parameters()}
+        return {"shown": float(functional_call(module, fixed, (probe,)).double().sum())}
 
     algorithm, how = dp_fedavg(clip=1.0, noise_multiplier=1.0), Execution("cpu", progress=False)
     with warnings.catch_warnings():

@@ -17,19 +17,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from scipy.integrate import quad
-from scipy.special import betainc, betaincc, gammaln, ndtr, ndtri
+from scipy.special import betainc, gammaln, ndtr, ndtri
 from scipy.stats import chi2
 from torch import Tensor
 
 from dpfedexp.accounting import Event, GaussianEvent, NonPrivateEvent, Sampling, compose
 from dpfedexp.accounting.events import GammaRule
-from dpfedexp.accounting.gdp import FREE_THRESHOLD
 from dpfedexp.audit import bounds
 from dpfedexp.audit.bounds import Floats, Power, Result, Score, epsilon_score, mu_score
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import ChaChaNoise, Noise, Streams, SystemStreams
 from dpfedexp.core.sums import Sums, Vote, client_votes, within_clip_vote
-from dpfedexp.errors import checked, require
+from dpfedexp.errors import checked
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit, Release, Report
 from dpfedexp.mechanisms.base import Numerator
 
@@ -74,9 +73,8 @@ def standard_cases() -> list[Case]:
     plain = _central_cases(c, z)
     plain += [Case(f"local Gaussian{named}", LocalGaussian(c, z, r), _row(c), _row(-c)) for r, named in RULES.items()]
     # A client at the clip against one with nearly no update in the opposite direction: both parts of a report differ most.
-    for gamma in GAMMAS:
-        mechanism = PrivUnit(c, DIMENSION, 1.0, 1.0, 1.0, gamma=gamma)
-        plain.append(Case(f"PrivUnit, {gamma} γ", mechanism, _row(c), _row(-1e-7 * c)))
+    units = {gamma: PrivUnit(c, DIMENSION, 1.0, 1.0, 1.0, gamma=gamma) for gamma in GAMMAS}
+    plain += [Case(f"PrivUnit, {gamma} γ", unit, _row(c), _row(-1e-7 * c)) for gamma, unit in units.items()]
     secure = [
         Case(f"{c.name}, secure", c.mechanism.secure(), c.here, c.there, c.denominator, c.votes)
         for c in plain
@@ -95,7 +93,6 @@ def _central_cases(c: float, z: float) -> list[Case]:
     leaving = CentralGaussian(c, 1.4, "add-remove", votes=(within_clip_vote(0.7),))
     votes = (within_clip_vote(2.4), Vote("loss", 0.0, 10.0, noise=2.0), Vote("loss fell", noise=3.0))
     asking = CentralGaussian(c, 3.0, numerator="free", votes=votes)
-    question = CentralGaussian(c, z)
     asked_apart = CentralGaussian(c, 1.5, "add-remove", votes=tuple(replace(v, noise=v.noise / 2) for v in votes))
     return [
         Case("central Gaussian", CentralGaussian(c, z), *_neighbors(ahead, -ahead)),
@@ -105,7 +102,9 @@ def _central_cases(c: float, z: float) -> list[Case]:
         Case("central Gaussian, adaptive clip", counted, *_neighbors(lifted, -lifted), votes=(0.5, -0.5)),
         Case("central Gaussian, add-remove", CentralGaussian(c, 1.0, "add-remove"), *_absent(ahead)),
         Case("central Gaussian, adaptive clip, add-remove", leaving, *_absent(ahead)),
-        Case("central Gaussian, question in bins", question.asking("bin", 1.0), *_neighbors(ahead, -ahead)),
+        Case(
+            "central Gaussian, question in bins", CentralGaussian(c, z).asking("bin", 1.0), *_neighbors(ahead, -ahead)
+        ),
         Case("central Gaussian, question in bins, add-remove", leaving.asking("bin", 0.5), *_absent(ahead)),
         Case("central Gaussian, votes", asking, *_neighbors(lifted, -lifted), votes=(_HOSTILE, -_HOSTILE)),
         Case("central Gaussian, votes, add-remove", asked_apart, *_absent(ahead), votes=(_HOSTILE, _HOSTILE)),
@@ -133,11 +132,7 @@ def _absent(row: Tensor) -> tuple[Tensor, Tensor]:
 
 def _paper(c: float, z: float) -> tuple[Mechanism, Tensor, Tensor]:
     """The mechanism and the worst pair of `joint_mu` where the scalar matters: antiparallel, with norms C and bC."""
-    # The noise on the scalar is C², so that ρ = z².
-    require(
-        z**2 > FREE_THRESHOLD,
-        f"z is {z:g}; the scalar of the paper's rule counts only where z is above {FREE_THRESHOLD**0.5:.4g}, so raise it.",
-    )
+    # The noise on the scalar is C², so that ρ = z². It counts only where z² is above `FREE_THRESHOLD` of accounting/gdp.py.
     b = 1.0 / (z**2 * (1.0 + np.sqrt(1.0 - 2.0 / z**2)))
     mechanism = CentralGaussian(c, z, numerator="paper", scalar_multiplier=1.0)
     return mechanism, *_neighbors(_row(c * _HOSTILE), _row(-float(b) * c))
@@ -356,9 +351,8 @@ def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: floa
 
 
 def _upper_tail(height: Floats, half: float) -> Floats:
-    """P(T ≥ t) for a coordinate T of a uniform direction, whose square has the law Beta(½, (d − 1)/2)."""
-    square = np.minimum(1.0, height * height)
-    tail: Floats = np.where(height >= 0, 0.5 * betaincc(0.5, half, square), 0.5 + 0.5 * betainc(0.5, half, square))
+    """P(T ≥ t) for a coordinate T of a uniform direction: (1 + T)/2 has the law Beta(half, half) with half = (d − 1)/2."""
+    tail: Floats = betainc(half, half, np.clip((1.0 - height) / 2, 0.0, 1.0))
     return tail
 
 
@@ -382,13 +376,10 @@ def level_epsilon(mechanism: PrivUnit) -> float:
     scalar = mechanism.scalar
     kept = math.exp(scalar.epsilon2) / (math.exp(scalar.epsilon2) + scalar.k)
     other = (1 - kept) / scalar.k
-    rows = []
-    for scaled in np.linspace(0.0, scalar.k, 8 * scalar.k + 1):
-        floor = min(math.floor(scaled), scalar.k - 1)
-        true = np.zeros(scalar.k + 1)
-        true[floor], true[floor + 1] = floor + 1 - scaled, scaled - floor
-        rows.append(true * kept + (1 - true) * other)
-    table = np.array(rows)
+    # Norms in units of a level, in the rows, and the probabilities with which they are rounded to each level, in the columns.
+    norms = np.linspace(0.0, scalar.k, 8 * scalar.k + 1)[:, None]
+    rounded = np.maximum(0.0, 1.0 - np.abs(norms - np.arange(scalar.k + 1)))
+    table = rounded * kept + (1 - rounded) * other
     return float(np.log(table.max(0) / table.min(0)).max())
 
 

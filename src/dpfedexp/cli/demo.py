@@ -55,11 +55,8 @@ def demo(
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     planned = {key: settings(*key) for key in ALGORITHMS}
-    jobs = [(key, seed) for key in planned for seed in range(seeds)]
-    runs: Runs = {}
-    done = run_jobs(train, [planned[key].with_seed(seed) for key, seed in jobs], "training")
-    for (key, _), trained in zip(jobs, done, strict=True):
-        runs.setdefault(key, []).append(trained)
+    done = run_jobs(train, [one.with_seed(seed) for one in planned.values() for seed in range(seeds)], "training")
+    runs: Runs = {key: done[number * seeds : (number + 1) * seeds] for number, key in enumerate(planned)}
     section = _section(planned, runs, f"dpfedexp demo --seeds {seeds}")
     console = wide()
     section.show(console)

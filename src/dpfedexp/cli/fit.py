@@ -2,8 +2,9 @@
 
 import inspect
 import math
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,9 +12,6 @@ from rich.console import Console
 from dpfedexp.cli.options import DataOption, OutOption, QuietOption
 from dpfedexp.cli.train import execute, on_interrupt, public_sizes, run_folder, show_run
 from dpfedexp.errors import require
-
-if TYPE_CHECKING:
-    from dpfedexp.engine.run import Run
 
 MOST_FEATURES = 1000
 """The most features for which a linear model is the default; for more, pass --model."""
@@ -96,10 +94,7 @@ def fit(
         tree["algorithm"]["delta"] = default_delta(public_sizes(settings, built)[0])
         settings = parse(tree)
     folder = run_folder(settings, out, str(data_set) if arrays is None else arrays.stem)
-
-    def choices(run: "Run") -> tuple[str, ...]:
-        return describe_choices(run, settings.build_algorithm(), delta_given=delta is not None)
-
+    choices = partial(describe_choices, algorithm=settings.build_algorithm(), delta_given=delta is not None)
     with on_interrupt(f"Resume with: the same command and --out {folder.path}."):
         run = execute(settings, folder, progress=not quiet, built=built, choices_of=choices)
     show_run(Console(), run, folder)

@@ -233,13 +233,11 @@ def price(runs: Sequence[tuple[str, Charges]], delta: float, noise_cohort: int |
     private = not any(isinstance(event, NonPrivateEvent) for _, one in runs for event, _ in one)
     require(private, "some runs of the sweep promise no privacy, so that together they promise none.")
     together = compose([charge for _, one in runs for charge in one], delta)
-    costs = [compose(one, delta) for _, one in runs]
-    dearest: dict[str, Charges] = {}
-    for (label, charges), _ in sorted(zip(runs, costs, strict=True), key=lambda pair: pair[1].epsilon):
-        dearest[label] = charges
+    ordered = sorted((compose(one, delta).epsilon, number) for number, (_, one) in enumerate(runs))
+    # The last run of a label is its most expensive one.
+    dearest = dict(runs[number] for _, number in ordered)
     settings = compose([charge for one in dearest.values() for charge in one], delta).epsilon
-    most = max(cost.epsilon for cost in costs)
-    return Price(len(runs), delta, most, together.epsilon, settings, together.adjacency, noise_cohort)
+    return Price(len(runs), delta, ordered[-1][0], together.epsilon, settings, together.adjacency, noise_cohort)
 
 
 def higher_is_better(metric: str) -> bool:

@@ -410,13 +410,11 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
     """Read settings from a file, with `section.key=value` overrides."""
     path = Path(path)
     try:
-        raw = path.read_bytes()
+        tree = tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
         raise InputError(f"the file {str(path)!r} does not exist; `dpfedexp init` writes one to start from.") from None
     except OSError as error:
         raise InputError(f"the file {str(path)!r} can't be read: {error.strerror}.") from None
-    try:
-        tree = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"the file {str(path)!r} is not valid TOML: {error}.") from None
     for override in overrides:

@@ -244,8 +244,7 @@ def _page(folder: Path, title: str, order: Sequence[str]) -> Page:
 def saved_sections(folder: Path, order: Sequence[str] = ()) -> list[Section]:
     """Read the sections that a command saved in a folder as JSON: those in `order` first, the others by name."""
     sections = [Section.read(path) for path in sorted(folder.glob("*.json")) if _is_section(path)]
-    first = {name: number for number, name in enumerate(order)}
-    return sorted(sections, key=lambda section: first.get(section.name, len(first)))
+    return sorted(sections, key=lambda one: order.index(one.name) if one.name in order else len(order))
 
 
 def _is_section(path: Path) -> bool:
