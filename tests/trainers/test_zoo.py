@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from dpfedexp import Federation, InputError, Sgd
 from tests.sizes import long
-from tests.trainers.shared import one_round, secured
+from tests.trainers.shared import Made, one_round, secured
 
 MOST_REFUSED = 0.03
 CLIENTS, ROWS, LABELS = 3, 4, 3
@@ -42,16 +42,10 @@ class Around(nn.Module):
         return self.head(self._features(x))
 
 
-class Reads(nn.Module):
+def reads(self: Any, x: Tensor) -> Tensor:
     """Words through a layer of embeddings."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer, self.head = layer, nn.Linear(6, LABELS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(x)
-        return self.head(h.mean(1) if h.dim() == 3 else h)
+    h = self.layer(x)
+    return self.head(h.mean(1) if h.dim() == 3 else h)
 
 
 FLAT, SERIES, IMAGE, VOLUME = (8,), (4, 8), (4, 6, 6), (2, 4, 4, 4)
@@ -135,8 +129,9 @@ def torchs() -> dict[str, Case]:
         one: (lambda one=one, row=row, call=call: Around(_made(one), row, call), NUMBERS, None, WHOLE)
         for one, row, call in layers
     }
-    for one in WORDS.split(";"):
-        found[one.strip()] = (lambda one=one.strip(): Reads(_made(one))), TOKENS, None, WHOLE
+    for one in map(str.strip, WORDS.split(";")):
+        read = lambda one=one: Made(reads, layer=_made(one), head=nn.Linear(6, LABELS))  # noqa: E731
+        found[one] = read, TOKENS, None, WHOLE
     losses = {one: (_made(one), target, last) for one, (target, last) in LOSSES.items()}
     for name, (loss, target, last) in (losses | {n: (*own, "Identity") for n, own in OWN_LOSSES.items()}).items():
         tail = nn.LogSoftmax(1) if last == "LogSoftmax" else getattr(nn, last)()
