@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import InputError, Sgd
-from dpfedexp.core.losses import binary_cross_entropy, half_squared_error
 from dpfedexp.models import mnist_cdp_net
 from dpfedexp.trainers import select as programs
 from dpfedexp.trainers.fast import ops
@@ -35,10 +35,8 @@ def residual():
     return Made(lambda self, x: F.relu(self.norm(self.conv(x)) + self.shortcut(x)), **parts)
 
 
-def functional():
-    weight = nn.Parameter(0.3 * torch.randn(3, 128))
-    act = lambda self, x: self.scale(torch.relu(F.linear(torch.flatten(x, 1), self.weight)))  # noqa: E731
-    return Made(act, weight=weight, scale=nn.Linear(3, 3))
+def functional(self, x):
+    return self.scale(torch.relu(F.linear(torch.flatten(x, 1), self.weight)))
 
 
 def encoder_layer(**options):
@@ -89,7 +87,7 @@ def networks():
             nn.Linear(144, 3),
         ),
         "residual": nn.Sequential(residual(), residual(), *head(128)),
-        "functional": functional(),
+        "functional": Made(functional, weight=nn.Parameter(0.3 * torch.randn(3, 128)), scale=nn.Linear(3, 3)),
     }  # fmt: skip
 
 
@@ -126,23 +124,12 @@ def test_every_rule_gives_the_plain_loops_updates(name):
     check(updates(bound(NETWORKS[name], clients)), NETWORKS[name], clients)
 
 
-@pytest.mark.parametrize(
-    ("loss", "outputs", "targets"),
-    [
-        (half_squared_error, 2, lambda n: torch.randn(n, 2)),
-        (binary_cross_entropy, 2, lambda n: torch.randint(2, (n, 2))),
-        (lambda o, t: (o - t).abs().sum(1), 2, lambda n: torch.randn(n, 2)),
-        (lambda o, t: (o - o.mean(0) - t).square().sum(1), 2, lambda n: torch.randn(n, 2)),
-    ],
-    ids=["squared vector", "binary", "one's own", "one that looks across examples"],
-)
-def test_every_loss_gives_vmaps_updates(loss, outputs, targets):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(128, outputs))
-    clients = federation(lambda n, g: (torch.randn(n, 2, 8, 8, generator=g), targets(n)), [4, 4, 4])
-    simulation = bound(model, clients, Sgd(lr=0.01, steps=3), loss=loss)
-    expected = updates(simulation, Vectorized(simulation.task))
-    assert torch.allclose(updates(simulation), expected, atol=1e-5 * float(expected.abs().max()))
+def test_a_loss_of_ones_own_that_looks_across_examples_gives_vmaps_updates():
+    """tests/core/test_losses.py compares the losses that have a gradient by hand."""
+    clients = federation(lambda n, g: (torch.randn(n, 4, generator=g), torch.randn(n, 2, generator=g)), [4, 4, 4])
+    run = bound(nn.Linear(4, 2), clients, loss=lambda o, t: (o - o.mean(0) - t).square().sum(1))
+    expected = updates(run, Vectorized(run.task))
+    assert torch.allclose(updates(run), expected, atol=1e-5 * float(expected.abs().max()))
 
 
 def test_ties_in_a_pool_go_where_torch_sends_them():
@@ -150,15 +137,6 @@ def test_ties_in_a_pool_go_where_torch_sends_them():
     model = NETWORKS["paper"]
     clients = federation(lambda n, g: (torch.zeros(n, 2, 8, 8), torch.randint(3, (n,), generator=g)))
     check(updates(bound(model, clients)), model, clients)
-
-
-def test_shared_parameters_have_no_fast_program():
-    layer, twin = nn.Linear(128, 128), nn.Linear(128, 128)
-    twin.weight = layer.weight
-    with pytest.raises(InputError, match="another layer's too"):
-        bound(nn.Sequential(nn.Flatten(), layer, twin, nn.Linear(128, 3)), federation())
-    with pytest.raises(InputError, match="more than once"):
-        bound(nn.Sequential(nn.Flatten(), layer, layer, nn.Linear(128, 3)), federation())
 
 
 class Doubled(nn.Module):
@@ -251,15 +229,11 @@ def backbone():
 def test_a_frozen_backbone_is_computed_once_for_a_batch_that_stays(monkeypatch):
     simulation = bound(backbone(), federation())
     agrees(simulation)
-    calls = []
-    for kind in (ContractAndPool, ops.Linear):
-        whole = kind.forward
-        monkeypatch.setattr(
-            kind, "forward", lambda op, *given, kind=kind, whole=whole: (calls.append(kind), whole(op, *given))[1]
-        )
+    watched = [create_autospec(kind.forward, side_effect=kind.forward) for kind in (ContractAndPool, ops.Linear)]
+    for kind, forward in zip((ContractAndPool, ops.Linear), watched, strict=True):
+        monkeypatch.setattr(kind, "forward", forward)
     updates(simulation, who=torch.tensor([1]))
-    assert calls.count(ContractAndPool) == 1
-    assert calls.count(ops.Linear) == 2 * LOCAL.steps
+    assert [forward.call_count for forward in watched] == [1, 2 * LOCAL.steps]
 
 
 def features(n, generator):
@@ -308,6 +282,12 @@ def begins_at_zero():
     return model
 
 
+def tied():
+    layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    layers[1].weight = layers[0].weight
+    return nn.Sequential(*layers, nn.Linear(4, 2))
+
+
 class Crossed(Block):
     def forward(self, x):
         return self.attention(x, F.silu(x), x)[0] + self.weight + self.bias
@@ -327,6 +307,8 @@ class Crossed(Block):
         (lambda: activated(F.relu_, ignored), features, "nothing reads"),
         (lambda: activated(lambda h: h.clamp_(-2, 2), ignored), features, "nothing reads"),
         (begins_at_zero, features, "another gradient"),
+        (tied, features, "another layer's too"),
+        (lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2, nn.Linear(4, 2)), features, "more than once"),
     ],
 )
 def test_what_has_no_rule_says_so_and_trains_otherwise(make, sampler, words):

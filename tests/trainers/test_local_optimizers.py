@@ -3,7 +3,7 @@ their own or of the call, and one that breaks its contract is refused before a r
 
 import math
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from tests.engine.plain import cases, plain_update
 from tests.optimizers import AdamW, Bounded, Cosine, HeavyBall
 from tests.trainers.shared import PRIVATE, recorded, sampled, simulated, updates
 
-SIZES = [5, 2, 7, 1]
+SIZES, RATES = [5, 2, 7, 1], (0.02, 0.05, 0.02, 0.3)
 MODEL, SAMPLER = cases()["cnn"]
 SETTINGS = {"lr": 0.05, "epochs": 3, "batch_size": 2, "proximal": 0.3}
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
@@ -66,32 +66,36 @@ def correction():
     return 0.05 * torch.randn(len(SIZES), d, generator=torch.Generator().manual_seed(3))
 
 
+def plainly(name, clients, rates=None):
+    """Updates by torch.optim, one client at a time, on the batches of the simulator's own schedule."""
+    local, options = OPTIMIZERS[name]
+    plan = schedule(local, clients.sizes, Streams(0).at("batches", 1).generator)
+    rows = []
+    for i, steps in enumerate(plan.steps.tolist()):
+        batches = [plan.positions[i, k][plan.weights[i, k] > 0] for k in range(steps)]
+        more = {"rate": lambda k, n=steps: 0.5 * (1 + math.cos(math.pi * k / n))} if type(local) is Cosine else {}
+        more |= {"steps": steps, "proximal": local.proximal, "correction": correction()[i], "batches": batches}
+        more |= {} if rates is None else {"lr": rates[i]}
+        rows.append(plain_update(MODEL, *clients.client(i), **{"lr": local.lr, **options, **more}))
+    assert len(set(plan.steps.tolist())) > 2, "clients must stand still at different steps"
+    return torch.stack(rows)
+
+
 @pytest.fixture(scope="module")
 def expected(clients):
-    """name → updates by torch.optim, one client at a time, on the batches of the simulator's own schedule."""
-
-    def updates(local, options):
-        plan = schedule(local, clients.sizes, Streams(0).at("batches", 1).generator)
-        rows = []
-        for i, steps in enumerate(plan.steps.tolist()):
-            batches = [plan.positions[i, k][plan.weights[i, k] > 0] for k in range(steps)]
-            more = {"rate": lambda k, n=steps: 0.5 * (1 + math.cos(math.pi * k / n))} if type(local) is Cosine else {}
-            more |= {"steps": steps, "proximal": local.proximal, "correction": correction()[i], "batches": batches}
-            rows.append(plain_update(MODEL, *clients.client(i), **{"lr": local.lr, **options, **more}))
-        assert len(set(plan.steps.tolist())) > 2, "clients must stand still at different steps"
-        return torch.stack(rows)
-
-    return {name: updates(*given) for name, given in OPTIMIZERS.items()}
+    return {name: plainly(name, clients) for name in OPTIMIZERS}
 
 
 @pytest.mark.parametrize(("name", "trainer"), PAIRS)
 def test_an_optimizer_of_ones_own_gives_torchs_updates_in_every_trainer(name, trainer, clients, expected):
-    """Uneven mini-batches, the proximal pull and SCAFFOLD's correction at once. Float32 after up to twelve steps: 2e-5 of the
-    largest entry. The third call replays what the second recorded, so memory of another round would show."""
+    """Uneven mini-batches, the proximal pull and SCAFFOLD's correction at once, at the optimizer's rate and at a rate of each
+    client. Float32 after up to twelve steps: 2e-5 of the largest entry. The third call replays what the second recorded, so
+    memory of another round would show."""
     base, make = TRAINERS[trainer]
     run = simulated(MODEL, clients, OPTIMIZERS[name][0], base)
-    found = updates(run, make(run), 1, 3 if "recorded" in trainer else 1, correction())
-    torch.testing.assert_close(found, expected[name], rtol=0.0, atol=2e-5 * float(expected[name].abs().max()))
+    for right, *rates in ((expected[name],), (plainly(name, clients, RATES), torch.tensor(RATES))):
+        found = updates(run, make(run), 1, 3 if "recorded" in trainer else 1, correction(), *rates)
+        torch.testing.assert_close(found, right, rtol=0.0, atol=2e-5 * float(right.abs().max()))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -169,29 +173,6 @@ def test_schedules_have_the_shares_that_they_say():
     assert [step.share(t) for t in (1, 2, 3, 5, 6)] == [0.5, 1.0, 1.0, 1.0, 0.1]
     cosine = dpfedexp.CosineRate(rounds=10, final_share=0.2)
     assert [cosine.share(t) for t in (1, 6, 11, 50)] == pytest.approx([1.0, 0.6, 0.2, 0.2], rel=0, abs=1e-6)
-
-
-RATES = (0.02, 0.05, 0.02, 0.3)
-WORK = {"epochs": 2, "batch_size": 2, "proximal": 0.3}
-KINDS = {"sgd": Sgd, "heavy ball": HeavyBall, "adamw": AdamW, "bounded": Bounded}
-
-
-@cache
-def at_own_rates(name):
-    """What each client learns by the plain loop in a run at its rate."""
-    clients = sampled(SAMPLER, SIZES)
-    runs = [simulated(MODEL, clients, KINDS[name](lr=rate, **WORK), "loop") for rate in RATES]
-    return torch.stack([updates(run)[n] for n, run in enumerate(runs)])
-
-
-@pytest.mark.parametrize(("name", "trainer"), zip(2 * list(KINDS), TRAINERS, strict=True))
-def test_each_client_goes_at_its_own_rate_in_every_trainer(name, trainer, clients):
-    """Float32 after up to eight steps: 2e-5 of the largest entry. The third call replays a recording with its own rates."""
-    expected = at_own_rates(name)
-    base, make = TRAINERS[trainer]
-    run = simulated(MODEL, clients, KINDS[name](lr=9.0, **WORK), base)
-    rows = updates(run, make(run), 1, 3, None, torch.tensor(RATES))
-    torch.testing.assert_close(rows, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
 
 
 def made(direction):

@@ -143,16 +143,12 @@ def test_a_device_beside_an_execution_is_the_same_or_an_error():
         as_execution({"chunk_size": 3})
 
 
-class Graph:
-    """Stands for a `torch.cuda.CUDAGraph`, which needs a GPU."""
-
-
 def test_a_memory_is_shared_until_its_last_graph_is_gone(monkeypatch):
     """torch refuses the handle of a memory that it gave up."""
     handles = count()
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
     monkeypatch.setattr("dpfedexp.trainers.steps._pools", {})
-    graphs = [Graph(), Graph()]
+    graphs = [Mock(), Mock()]
     for graph in graphs:
         handle, users = _pool(0)
         assert handle == 0

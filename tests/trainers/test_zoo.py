@@ -3,6 +3,7 @@
 Each is prepared for a secure run with trainer "auto", as users write them: a small network around the layer that classifies.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -21,25 +22,19 @@ Case = tuple[Callable[[], nn.Module], Tensor, Any, Tensor]
 """A module, a row of inputs like those of its clients, a loss or None, and a target."""
 
 
-class Around(nn.Module):
-    """A layer in a network that classifies: `into` brings the inputs to the layer's shape, and a linear layer reads its outputs."""
+def around(layer: nn.Module, row: tuple[int, ...], call: Callable[..., Any] | None = None) -> nn.Module:
+    """A layer for inputs of this shape in a network that classifies: a linear layer before it, and one behind its outputs."""
 
-    def __init__(self, layer: nn.Module, row: tuple[int, ...], call: Callable[..., Any] | None = None) -> None:
-        super().__init__()
-        self.stem, self.layer, self.row = nn.Linear(6, int(torch.tensor(row).prod())), layer, row
-        self.call = call or (lambda layer, h: layer(h))
-        with torch.no_grad():
-            width = self._features(torch.randn(2, 6)).shape[1]
-        self.head = nn.Linear(width, LABELS)
-
-    def _features(self, x: Tensor) -> Tensor:
-        out = self.call(self.layer, self.stem(x).view(-1, *self.row))
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = self.stem(x).view(-1, *row)
+        out = self.layer(h) if call is None else call(self.layer, h)
         while isinstance(out, tuple):
             out = out[0]
-        return out.flatten(1)
+        return self.head(out.flatten(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self._features(x))
+    network = Made(forward, stem=nn.Linear(6, math.prod(row)), layer=layer, head=nn.LazyLinear(LABELS))
+    network(torch.randn(2, 6))
+    return network
 
 
 def reads(self: Any, x: Tensor) -> Tensor:
@@ -126,7 +121,7 @@ def torchs() -> dict[str, Case]:
         layers += [(one.strip().format(dims, c=row[0]), row, None) for one in BY_DIMENSION.split(";")]
     layers += [(one, row, call) for one, (row, call) in CALLED.items()]
     found: dict[str, Case] = {
-        one: (lambda one=one, row=row, call=call: Around(_made(one), row, call), NUMBERS, None, WHOLE)
+        one: (lambda one=one, row=row, call=call: around(_made(one), row, call), NUMBERS, None, WHOLE)
         for one, row, call in layers
     }
     for one in map(str.strip, WORDS.split(";")):
