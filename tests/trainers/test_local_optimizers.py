@@ -152,6 +152,7 @@ def test_a_schedules_rates_are_those_of_its_rounds(clients):
         (lambda: Sgd(lr=0.1, steps=1, momentum=1.0), r"local momentum is 1\.0; it must be a number in \[0, 1\)"),
         (lambda: Sgd(lr=0.1, steps=1, weight_decay=-1.0), "weight_decay is -1"),
         (lambda: Sgd(lr=0.1, steps=1, clip_gradient=0.0), "clip_gradient is 0"),
+        (lambda: Sgd(lr=0.1, steps=1, schedule="cosine"), "must be a schedule such as CosineRate"),
         (lambda: Sgd(lr="auto", steps=1, schedule=dpfedexp.CosineRate(rounds=3)), "a number for lr, or no schedule"),
         (lambda: dpfedexp.AdamW(lr=0.1, steps=1, beta1=1.0), "beta1 is 1"),
         (lambda: dpfedexp.AdamW(lr=0.1, steps=1, eps=0.0), "eps is 0"),

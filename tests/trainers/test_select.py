@@ -8,13 +8,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from reproduction.benchmarks.trainers import task_of
 from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Execution, InputError, fedavg, train
 from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.execution import as_execution
-from dpfedexp.trainers.select import trainer_again
+from dpfedexp.trainers.select import makers, trainer_again
 from dpfedexp.trainers.steps import Loop, Parallel, Recordings, Vectorized, _pool, cuda_graph
 from tests.trainers.shared import Made, recorded, updates
 from tests.trainers.test_fast import LOCAL, NETWORKS, activated, bound, features, federation
@@ -75,6 +76,12 @@ def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
         seconds["tiled-loop"] = loop
         monkeypatch.setattr(tune, "_remembered", {})
         assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == chosen
+
+
+def test_the_benchmark_of_trainers_can_build_them():
+    """It did not know of a field of `TrainerParts`."""
+    _, _, parts = task_of("mlp-8", 2, "cpu", "fp32")
+    assert {make().name for make in makers(parts).values()} == {"fast", "tiled-vectorized", "tiled-loop", "vectorized"}
 
 
 def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
