@@ -71,7 +71,7 @@ def task_of(name: str, clients: int, device: str, precision: str) -> tuple[Task,
     )
     task, streams = simulation.cohort.task, simulation.cohort.streams
     tile = footprint(task).tile(TILE_BYTES)
-    return task, streams, TrainerParts(task, streams, Programs(task), tile, False)
+    return task, streams, TrainerParts(task, streams, Programs(task), tile)
 
 
 def ways(name: str, task: Task, streams: Any, parts: TrainerParts) -> dict[str, Callable[[], Trainer]]:

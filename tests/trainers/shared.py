@@ -1,12 +1,11 @@
 """Clients, runs that are prepared and not trained, and the updates of one round: what the tests of trainers have in common."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpfedexp import Execution, Federation, InputError, dp_fedavg, fedavg
+from dpfedexp import Execution, Federation, dp_fedavg, fedavg
 from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.local_optimizer import LocalOptimizer
@@ -74,11 +73,14 @@ def secured(model: nn.Module, clients: Any, local: LocalOptimizer, trainer: str 
     return simulated(model, clients, local, trainer, **{"algorithm": PRIVATE, "secure": True, **options})
 
 
-def updates(run: Simulation, trainer: Any = None, round: int = 1, calls: int = 1, *more: Any) -> Tensor:
-    """All clients' updates by the run's trainer or another one; `more` are corrections and rates."""
-    w, everybody = run.task.layout.read(run.task.model).float(), torch.arange(len(run.task.clients))
+def updates(
+    run: Simulation, trainer: Any = None, round: int = 1, calls: int = 1, *more: Any, who: Tensor | None = None
+) -> Tensor:
+    """The updates of all clients, or of `who`, by the run's trainer or another one; `more` are corrections and rates."""
+    w = run.task.layout.read(run.task.model).float().to(run.task.device)
+    who = torch.arange(len(run.task.clients)) if who is None else who
     for _ in range(calls):
-        rows = (trainer or run.trainer)(w, everybody, run.plan(everybody, round), round, *more)
+        rows = (trainer or run.trainer)(w, who, run.plan(who, round), round, *more)
     return rows
 
 
@@ -90,18 +92,6 @@ def one_round(run: Simulation, clients: Tensor | None = None, number: int = 1, m
     everybody = torch.arange(len(run.task.clients)) if clients is None else clients
     chunks = everybody.split(run.chunk_size)
     return torch.cat([run.updates(request, w.float(), chunk)[: len(chunk)] for chunk in chunks])
-
-
-def unless_refused(trainer: str, make: Callable[[], Any]) -> Any:
-    """What `make` gives; None where the device can't keep clients apart with this trainer. One client at a time it always can."""
-    refusal = ""
-    try:
-        return make()
-    except InputError as reason:
-        refusal = str(reason)
-    assert "depends on other clients" in refusal
-    assert "loop" not in trainer
-    return None
 
 
 def captured(function):

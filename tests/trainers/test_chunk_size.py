@@ -7,17 +7,21 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Execution, Federation, InputError, Sgd, dp_scaffold, fedavg, train
+from dpfedexp import Execution, InputError, Sgd, dp_scaffold, fedavg, train
 from dpfedexp import machine as rows
 from dpfedexp.engine import simulated as engine
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers import chunk_size as chunk
 from tests.sizes import long, sized
-from tests.trainers.shared import secured, simulated
+from tests.trainers.shared import labeled, secured, simulated
 
 
 def federation(clients=6, size=4):
-    return Federation.from_clients([(torch.randn(size, 5), torch.randint(3, (size,))) for _ in range(clients)])
+    return labeled((5,), [size] * clients)
+
+
+def net():
+    return nn.Sequential(nn.Linear(5, 3))
 
 
 @pytest.mark.parametrize(
@@ -34,19 +38,11 @@ def test_memory_that_is_no_size_is_one_sentence(text):
 
 
 def test_a_budget_decides_the_chunk_and_not_the_result():
-    clients = federation()
-    model = nn.Sequential(nn.Linear(5, 3))
-    options = {"local": Sgd(lr=0.1, steps=2)}
-    one = chunk.footprint(simulated(model, clients, options["local"]).task).bytes
-    sizes = [
-        prepare(model, clients, fedavg(), rounds=1, execution=Execution("cpu", memory=n * one), **options)[
-            0
-        ].cohort.chunk_size
-        for n in (0.5, 1, 3.5, 100)
-    ]
-    assert sizes == [1, 1, 3, 6]
-    hows = [Execution("cpu", memory=n * one) for n in (1, 100)]
-    runs = [train(model, clients, fedavg(), rounds=2, execution=how, **options) for how in hows]
+    given, options = (net(), federation(), fedavg()), {"local": Sgd(lr=0.1, steps=2), "rounds": 2}
+    one = chunk.footprint(simulated(*given[:2], options["local"]).task).bytes
+    hows = [Execution("cpu", memory=n * one) for n in (0.5, 1, 3.5, 100)]
+    assert [prepare(*given, execution=how, **options)[0].cohort.chunk_size for how in hows] == [1, 1, 3, 6]
+    runs = [train(*given, execution=how, **options) for how in hows[1::2]]
     assert torch.allclose(runs[0].model[0].weight, runs[1].model[0].weight, atol=1e-6)
 
 
@@ -59,28 +55,25 @@ def test_trained_in_tiles_only_the_clients_in_flight_count_their_activations():
 
 @pytest.mark.parametrize("bound", [{"batch_size": 8}, {"max_examples": 8}])
 def test_a_client_counts_with_the_rows_that_it_uses_and_few_rows_make_large_tiles(bound):
-    net = nn.Sequential(nn.Linear(5, 3))
-    task = simulated(net, federation(2, 1000), Sgd(lr=0.1, steps=1, **bound)).task
+    task = simulated(net(), federation(2, 1000), Sgd(lr=0.1, steps=1, **bound)).task
     assert chunk.footprint(task).rows == 8
-    trainer = simulated(net, federation(2, 1000), Sgd(lr=0.1, steps=1), "fast").trainer
+    trainer = simulated(net(), federation(2, 1000), Sgd(lr=0.1, steps=1), "fast").trainer
     assert trainer.tile_of(1) > 10 * trainer.tile_of(1000) > 0
     assert trainer.tile_of(1000) == trainer.tile_of(10**6) == trainer.tile
 
 
 def test_a_large_model_gets_room_for_every_core(monkeypatch):
-    task = simulated(nn.Sequential(nn.Linear(5, 3)), federation(), Sgd(lr=0.1, steps=1)).task
+    task = simulated(net(), federation(), Sgd(lr=0.1, steps=1)).task
     monkeypatch.setattr(chunk, "CPU_BUDGET", chunk.footprint(task).bytes)
     assert chunk.automatic_chunk(task) == min(6, 2 * torch.get_num_threads())
 
 
 def test_scaffolds_rows_on_disk_give_the_run_of_rows_in_memory(monkeypatch):
-    clients = federation()
-    model = nn.Sequential(nn.Linear(5, 3))
+    given = net(), federation(), dp_scaffold(clip=0.3, noise_multiplier=1.0)
     options = {"local": Sgd(lr=0.1, steps=2), "rounds": 3, "execution": "cpu"}
-    algorithm = dp_scaffold(clip=0.3, noise_multiplier=1.0)
-    in_memory = train(model, clients, algorithm, **options)
+    in_memory = train(*given, **options)
     monkeypatch.setattr(engine, "zero_rows", lambda count, width: rows.zero_rows(count, width, most=0))
-    on_disk = train(model, clients, algorithm, **options)
+    on_disk = train(*given, **options)
     assert torch.equal(in_memory.model[0].weight, on_disk.model[0].weight)
 
 
@@ -123,7 +116,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def test_the_chunk_of_a_secure_run_does_not_follow_what_memory_the_data_left_free(monkeypatch):
-    given = nn.Sequential(nn.Linear(5, 3)), federation(), Sgd(lr=0.1, steps=1, max_examples=4)
+    given = net(), federation(), Sgd(lr=0.1, steps=1, max_examples=4)
     monkeypatch.setattr(chunk, "CPU_BUDGET", 1)
     sizes = {}
     for secure in (False, True):

@@ -9,98 +9,98 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
-from dpfedexp import Execution, InputError, Sgd, fedavg, train
+from dpfedexp import Execution, Sgd, fedavg, train
 from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.draws import Drawing, attention, client_keys, dropout_mask, step_keys
-from dpfedexp.trainers.steps import Loop, Vectorized
 from tests.trainers.shared import Made, labeled, recorded, simulated, updates
 
 SIZES = [4, 2, 7, 1]
 
 
-class Attending(nn.Module):
+def attends(self, x):
     """Attention, functional dropout and noise of the module's own."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x):
-        x = x + 0.1 * torch.randn_like(x) * torch.rand(x.shape) * torch.bernoulli(torch.full_like(x, 0.7))
-        return F.dropout(self.head(self.layer(x).mean(1)), 0.1, training=self.training)
+    x = x + 0.1 * torch.randn_like(x) * torch.rand(x.shape) * torch.bernoulli(torch.full_like(x, 0.7))
+    return F.dropout(self.head(self.layer(x).mean(1)), 0.1, training=self.training)
 
 
-def sequence_first() -> nn.Module:
+def sequence_first(self, x):
     """Dropout where the rows are not the first dimension: padding must not move a client's masks."""
-    return Made(lambda self, x: F.dropout(self.layer(x.transpose(0, 1)), 0.4).mean(0), layer=nn.Linear(8, 3))
+    return F.dropout(self.layer(x.transpose(0, 1)), 0.4).mean(0)
+
+
+def reads(self, x):
+    """The last output and the last state of a recurrent layer."""
+    states, last = self.layer(x)
+    hidden = last[0] if isinstance(last, tuple) else last
+    return self.head(torch.cat([states[:, -1], hidden[-1]], -1))
+
+
+RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN, "relu": partial(nn.RNN, nonlinearity="relu")}
 
 
 def modules():
     torch.manual_seed(0)
     image, text = (1, 8, 8), (5, 8)
     conv = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+    deep, dropped = {"num_layers": 2, "bidirectional": True}, {"num_layers": 2, "dropout": 0.5}
+    recurrent = [("lstm", dropped, 8), ("gru", dropped, 8), ("tanh", deep, 12), ("relu", {}, 8)]
     return {
         "dense": (nn.Sequential(nn.Flatten(), nn.Linear(40, 16), nn.Dropout(0.4), nn.ReLU(), nn.Linear(16, 3)), text),
         "channels": (nn.Sequential(*conv, nn.Dropout2d(0.3), nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3)), image),
         "alpha": (nn.Sequential(nn.Flatten(), nn.Linear(40, 8), nn.AlphaDropout(0.2), nn.Linear(8, 3)), text),
         "in place": (nn.Sequential(nn.Flatten(), nn.Linear(40, 8), nn.Dropout(0.3, True), nn.Linear(8, 3)), text),
-        "attention": (Attending(), text),
-        "sequence first": (sequence_first(), text),
+        "attention": (
+            Made(attends, layer=nn.TransformerEncoderLayer(8, 2, 16, 0.3, batch_first=True), head=nn.Linear(8, 3)),
+            text,
+        ),
+        "sequence first": (Made(sequence_first, layer=nn.Linear(8, 3)), text),
+        **{
+            kind: (Made(reads, layer=RECURRENT[kind](8, 4, batch_first=True, **how), head=nn.Linear(width, 3)), text)
+            for kind, how, width in recurrent
+        },
     }
 
 
 MODULES = modules()
-FAST = ("dense", "channels")
 
 
 def federation(shape):
     return labeled(shape, SIZES)
 
 
-def simulation(name, trainer, **options):
+def simulation(name, trainer, local=Sgd(lr=0.1, steps=3, batch_size=3), **options):
     model, shape = MODULES[name]
-    return simulated(model, federation(shape), Sgd(lr=0.1, steps=3, batch_size=3), trainer, **options)
-
-
-@pytest.fixture(scope="module")
-def expected():
-    return {name: updates(simulation(name, "loop")) for name in MODULES}
+    return simulated(model, federation(shape), local, trainer, **options)
 
 
 @pytest.mark.parametrize(
     ("name", "trainer"),
     [
         *((name, "vectorized") for name in MODULES),
-        *(("attention", trainer) for trainer in ("tiled-vectorized", "tiled-loop", "recorded", "fast")),
-        *((name, "fast") for name in FAST),
+        *(("attention", trainer) for trainer in ("tiled-vectorized", "tiled-loop", "recorded")),
+        ("dense", "fast"),
+        ("channels", "fast"),
     ],
 )
-def test_every_trainer_draws_the_loops_masks(name, trainer, expected):
+def test_every_trainer_draws_the_loops_masks(name, trainer):
     """1e-6 of the largest entry is float32 rounding; another mask would show as a difference of its own size."""
-    if trainer == "fast" and name not in FAST:
-        with pytest.raises(InputError, match="no fast program"):
-            simulation(name, trainer)
-        return
-    if trainer == "recorded":
-        prepared = simulation(name, "vectorized")
-        rows = updates(prepared, recorded(prepared), calls=3)
-    else:
-        prepared = simulation(name, trainer)
-        # More than twelve calls of a shape are replayed by torch.fx.
-        rows = updates(prepared, calls=6 if trainer == "vectorized" else 1)
-    torch.testing.assert_close(rows, expected[name], rtol=0.0, atol=1e-6 * max(1.0, float(expected[name].abs().max())))
+    expected = updates(simulation(name, "loop"))
+    prepared = simulation(name, "vectorized" if trainer == "recorded" else trainer)
+    # More than twelve calls of a shape are replayed by torch.fx.
+    rows = updates(prepared, recorded(prepared) if trainer == "recorded" else None, calls=6)
+    torch.testing.assert_close(rows, expected, rtol=0.0, atol=1e-6 * max(1.0, float(expected.abs().max())))
+    assert float(expected.norm(dim=1).min()) > 1e-3
 
 
 def test_masks_are_there_and_change_with_the_round_and_the_seed():
-    prepared, other = simulation("attention", "vectorized"), simulation("attention", "vectorized", seed=1)
-    rows = updates(prepared)
-    assert torch.equal(rows, updates(simulation("attention", "vectorized")))
-    plan = prepared.plan(torch.arange(4), 1)
-    w = prepared.task.layout.read(prepared.task.model).float()
-    for again in (prepared.trainer(w, torch.arange(4), plan, 2), other.trainer(w, torch.arange(4), plan, 1)):
+    """All rows are one batch, so that nothing but the masks changes with the round."""
+    make = partial(simulation, "attention", "vectorized", Sgd(lr=0.1, steps=3))
+    rows = updates(make())
+    assert torch.equal(rows, updates(make()))
+    for again in (updates(make(), round=2), updates(make(seed=1))):
         assert float((again - rows).abs().max()) > 1e-3
 
 
@@ -108,14 +108,13 @@ def test_masks_are_there_and_change_with_the_round_and_the_seed():
 def test_a_run_is_the_same_whatever_the_chunk_size(name, trainer):
     """1e-6: a chunk of one has other shapes, which round in their own way; clients' sizes differ, so that chunks pad."""
     model, shape = MODULES[name]
-    runs = []
+    given, found = {"local": Sgd(lr=0.1, steps=2), "rounds": 2}, []
     for size in (1, 3, 4):
         execution = Execution(device="cpu", chunk_size=size, trainer=trainer)
-        given = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "execution": execution}
-        runs.append(train(model, federation(shape), fedavg(), **given).model)
-    for other in runs[1:]:
-        for one, two in zip(runs[0].parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(one, two, rtol=0.0, atol=1e-6)
+        run = train(model, federation(shape), fedavg(), execution=execution, **given)
+        found.append(nn.utils.parameters_to_vector(run.model.parameters()))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0.0, atol=1e-6)
 
 
 def test_a_model_without_draws_gets_no_keys():
@@ -208,33 +207,23 @@ def test_whole_channels_are_dropped():
     assert {round(v, 5) for v in kept.unique().tolist()} == {0.0, round(0.5 / 0.7, 5)}
 
 
-@pytest.mark.parametrize("options", [{"is_causal": True}, {"mask": "bool"}, {"mask": "float", "scale": 0.3}])
-def test_attention_is_torchs(options):
-    """1e-6 is float32 rounding of means of numbers of order one."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 3, 5, 4, generator=generator) for _ in range(3))
-    options = dict(options)
-    if (kind := options.pop("mask", None)) is not None:
-        mask = torch.randn(5, 5, generator=generator)
-        options["attn_mask"] = (mask > -0.5) | torch.eye(5, dtype=torch.bool) if kind == "bool" else mask
-    ours = attention(q, k, v, **options, drop=F.dropout)
-    torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v, **options), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["bool", "float"])
-def test_attention_to_nothing_is_zero_and_has_no_gradient_as_torchs(kind):
-    """A row that is masked as a whole, such as the padding before a sentence, must not make a client's update NaN."""
+@pytest.mark.parametrize(("kind", "options"), [("", {"is_causal": True}), ("bool", {}), ("float", {"scale": 0.3})])
+def test_attention_is_torchs_and_to_nothing_it_is_zero_without_a_gradient(kind, options):
+    """A row that is masked as a whole, such as the padding before a sentence, must not make a client's update NaN. 1e-6 is
+    float32 rounding of means of numbers of order one."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 5, 4, generator=generator, requires_grad=True) for _ in range(3))
-    mask = torch.ones(5, 5, dtype=torch.bool).tril()
-    mask[:2] = False
-    mask = mask if kind == "bool" else torch.zeros(5, 5).masked_fill(~mask, -torch.inf)
+    scores = torch.randn(5, 5, generator=generator)
+    seen = (scores > -0.5) | torch.eye(5, dtype=torch.bool)
+    seen[:2] = False
+    if kind:
+        options = options | {"attn_mask": seen if kind == "bool" else scores.masked_fill(~seen, -torch.inf)}
     found = []
     for attend in (F.scaled_dot_product_attention, partial(attention, drop=F.dropout)):
-        output = attend(q, k, v, attn_mask=mask)
+        output = attend(q, k, v, **options)
         found.append((output, *torch.autograd.grad(output.square().sum(), (q, k, v))))
-    assert float(found[1][0][:, :2].detach().abs().max()) == 0.0
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-6)
+    assert bool((found[1][0][:, :2] == 0).all()) == bool(kind)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -247,46 +236,6 @@ def test_attention_is_vectorized_without_torchs_fallback(dropout):
         assert updates(prepared).abs().sum() > 0
 
 
-RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN, "relu": partial(nn.RNN, nonlinearity="relu")}
-
-
-class Reader(nn.Module):
-    """A recurrent layer, its last output and its last state."""
-
-    def __init__(self, kind, **options):
-        super().__init__()
-        self.layer = RECURRENT[kind](6, 4, batch_first=True, **options)
-        ways = 2 if options.get("bidirectional") else 1
-        self.head = nn.Linear(4 * ways + 4, 3)
-
-    def forward(self, x):
-        states, last = self.layer(x)
-        hidden = last[0] if isinstance(last, tuple) else last
-        return self.head(torch.cat([states[:, -1], hidden[-1]], -1))
-
-
-def learned(model, trainer):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run = simulated(model, labeled((5, 6), (4, 2, 7, 1), seed=1), Sgd(lr=0.5, steps=3, batch_size=2))
-    return updates(run, trainer(run.task, streams=run.streams))
-
-
-DEEP, DROPPED = {"num_layers": 2, "bidirectional": True}, {"num_layers": 2, "dropout": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("lstm", {}), ("lstm", DROPPED), ("gru", DEEP), ("gru", DROPPED), ("tanh", DEEP), ("relu", {})],
-)
-def test_all_clients_at_once_learn_what_each_would_alone(kind, options):
-    torch.manual_seed(0)
-    model = Reader(kind, **options)
-    alone, together = (learned(model, trainer) for trainer in (Loop, Vectorized))
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-6)
-    assert float(alone.norm(dim=1).min()) > 1e-3
-
-
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_every_option_of_a_layer_gives_torchs_outputs_and_states(kind):
     for layers, both, first, bias in ((1, False, True, False), (2, True, False, True), (2, True, True, False)):
@@ -295,13 +244,8 @@ def test_every_option_of_a_layer_gives_torchs_outputs_and_states(kind):
         x = torch.randn(3, 5, 2, 6, dtype=torch.float64)
         with Drawing(None):
             together = torch.func.vmap(layer)(x)
-        for client in range(3):
-            one, other = (
-                torch.utils._pytree.tree_leaves(found)
-                for found in (layer(x[client]), torch.utils._pytree.tree_map(lambda t, c=client: t[c], together))
-            )
-            for a, b in zip(one, other, strict=True):
-                torch.testing.assert_close(a, b)
+        for client, rows in enumerate(x):
+            torch.testing.assert_close(tree_map(lambda t, at=client: t[at], together), layer(rows))
 
 
 def test_a_client_alone_keeps_torchs_own_kernel(monkeypatch):
@@ -321,8 +265,6 @@ def test_packed_sequences_and_projections_are_left_to_torch():
 
 def test_no_layer_asks_where_weights_lie_that_have_no_place(monkeypatch):
     """On a GPU a recurrent layer moves changed weights together; those of all clients at once are nowhere."""
-    model = Reader("lstm")
-
     ask = Mock(side_effect=RuntimeError("Cannot access data pointer of Tensor that doesn't have storage"))
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", ask)
-    assert learned(model, Vectorized).isfinite().all()
+    assert updates(simulation("lstm", "vectorized")).isfinite().all()

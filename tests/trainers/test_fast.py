@@ -1,6 +1,8 @@
 """Fast programs against the plain loop and against `vmap`, and what they must not take for something else."""
 
+from dataclasses import dataclass
 from functools import partial
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -9,11 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import InputError, Sgd
-from dpfedexp.core.losses import binary_cross_entropy, half_squared_error
 from dpfedexp.models import mnist_cdp_net
 from dpfedexp.trainers import select as programs
 from dpfedexp.trainers.fast import ops
-from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Patches, Window
+from dpfedexp.trainers.fast.convolution import ContractAndPool
 from dpfedexp.trainers.fast.ops import Function, computed
 from dpfedexp.trainers.fast.program import Program, ProgramStep
 from dpfedexp.trainers.fast.trace import RULES
@@ -34,10 +35,8 @@ def residual():
     return Made(lambda self, x: F.relu(self.norm(self.conv(x)) + self.shortcut(x)), **parts)
 
 
-def functional():
-    weight = nn.Parameter(0.3 * torch.randn(3, 128))
-    act = lambda self, x: self.scale(torch.relu(F.linear(torch.flatten(x, 1), self.weight)))  # noqa: E731
-    return Made(act, weight=weight, scale=nn.Linear(3, 3))
+def functional(self, x):
+    return self.scale(torch.relu(F.linear(torch.flatten(x, 1), self.weight)))
 
 
 def encoder_layer(**options):
@@ -88,7 +87,7 @@ def networks():
             nn.Linear(144, 3),
         ),
         "residual": nn.Sequential(residual(), residual(), *head(128)),
-        "functional": functional(),
+        "functional": Made(functional, weight=nn.Parameter(0.3 * torch.randn(3, 128)), scale=nn.Linear(3, 3)),
     }  # fmt: skip
 
 
@@ -125,23 +124,12 @@ def test_every_rule_gives_the_plain_loops_updates(name):
     check(updates(bound(NETWORKS[name], clients)), NETWORKS[name], clients)
 
 
-@pytest.mark.parametrize(
-    ("loss", "outputs", "targets"),
-    [
-        (half_squared_error, 2, lambda n: torch.randn(n, 2)),
-        (binary_cross_entropy, 2, lambda n: torch.randint(2, (n, 2))),
-        (lambda o, t: (o - t).abs().sum(1), 2, lambda n: torch.randn(n, 2)),
-        (lambda o, t: (o - o.mean(0) - t).square().sum(1), 2, lambda n: torch.randn(n, 2)),
-    ],
-    ids=["squared vector", "binary", "one's own", "one that looks across examples"],
-)
-def test_every_loss_gives_vmaps_updates(loss, outputs, targets):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(128, outputs))
-    clients = federation(lambda n, g: (torch.randn(n, 2, 8, 8, generator=g), targets(n)), [4, 4, 4])
-    simulation = bound(model, clients, Sgd(lr=0.01, steps=3), loss=loss)
-    expected = updates(simulation, Vectorized(simulation.task))
-    assert torch.allclose(updates(simulation), expected, atol=1e-5 * float(expected.abs().max()))
+def test_a_loss_of_ones_own_that_looks_across_examples_gives_vmaps_updates():
+    """tests/core/test_losses.py compares the losses that have a gradient by hand."""
+    clients = federation(lambda n, g: (torch.randn(n, 4, generator=g), torch.randn(n, 2, generator=g)), [4, 4, 4])
+    run = bound(nn.Linear(4, 2), clients, loss=lambda o, t: (o - o.mean(0) - t).square().sum(1))
+    expected = updates(run, Vectorized(run.task))
+    assert torch.allclose(updates(run), expected, atol=1e-5 * float(expected.abs().max()))
 
 
 def test_ties_in_a_pool_go_where_torch_sends_them():
@@ -149,15 +137,6 @@ def test_ties_in_a_pool_go_where_torch_sends_them():
     model = NETWORKS["paper"]
     clients = federation(lambda n, g: (torch.zeros(n, 2, 8, 8), torch.randint(3, (n,), generator=g)))
     check(updates(bound(model, clients)), model, clients)
-
-
-def test_shared_parameters_have_no_fast_program():
-    layer, twin = nn.Linear(128, 128), nn.Linear(128, 128)
-    twin.weight = layer.weight
-    with pytest.raises(InputError, match="another layer's too"):
-        bound(nn.Sequential(nn.Flatten(), layer, twin, nn.Linear(128, 3)), federation())
-    with pytest.raises(InputError, match="more than once"):
-        bound(nn.Sequential(nn.Flatten(), layer, layer, nn.Linear(128, 3)), federation())
 
 
 class Doubled(nn.Module):
@@ -250,16 +229,11 @@ def backbone():
 def test_a_frozen_backbone_is_computed_once_for_a_batch_that_stays(monkeypatch):
     simulation = bound(backbone(), federation())
     agrees(simulation)
-    calls = []
-    for kind in (ContractAndPool, ops.Linear):
-        whole = kind.forward
-        monkeypatch.setattr(
-            kind, "forward", lambda op, *given, kind=kind, whole=whole: (calls.append(kind), whole(op, *given))[1]
-        )
-    w, one = simulation.task.layout.read(simulation.task.model).float(), torch.tensor([1])
-    simulation.trainer(w, one, simulation.plan(one, 1), 1)
-    assert calls.count(ContractAndPool) == 1
-    assert calls.count(ops.Linear) == 2 * LOCAL.steps
+    watched = [create_autospec(kind.forward, side_effect=kind.forward) for kind in (ContractAndPool, ops.Linear)]
+    for kind, forward in zip((ContractAndPool, ops.Linear), watched, strict=True):
+        monkeypatch.setattr(kind, "forward", forward)
+    updates(simulation, who=torch.tensor([1]))
+    assert [forward.call_count for forward in watched] == [1, 2 * LOCAL.steps]
 
 
 def features(n, generator):
@@ -288,48 +262,30 @@ def activated(activate, forward=lambda self, x: self.last(self.activate(self.fir
     return Made(forward, first=nn.Linear(4, 6), last=nn.Linear(6, 2), activate=activate)
 
 
-@pytest.mark.parametrize("activate", [nn.ReLU(inplace=True), F.relu_, lambda h: h.clamp_(-2, 2)])
-def test_what_changes_a_value_in_place_is_not_left_out(activate):
+def ignored(self, x):
     """The activation changes the value itself, and its return value is not used."""
-
-    def ignored(self, x):
-        hidden = self.first(x)
-        self.activate(hidden)
-        return self.last(hidden)
-
-    with pytest.raises(InputError, match="nothing reads"):
-        bound(activated(activate, ignored), federation(features))
+    hidden = self.first(x)
+    self.activate(hidden)
+    return self.last(hidden)
 
 
-class Probe(nn.Module):
-    """A head that begins at zero on features that are not trained, which no tracer sees."""
+def begins_at_zero():
+    """A head that begins at zero, which hides every gradient, on features that are not trained, which no tracer sees."""
 
-    def __init__(self):
-        super().__init__()
-        self.features, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
-        nn.init.zeros_(self.head.weight)
-
-    def forward(self, x):
+    def unseen(self, x):
         with torch.no_grad():
-            features = torch.tanh(self.features(x))
-        return self.head(features)
+            features = torch.tanh(self.first(x))
+        return self.last(features)
+
+    model = activated(None, unseen)
+    nn.init.zeros_(model.last.weight)
+    return model
 
 
-def test_a_layer_that_begins_at_zero_hides_no_wrong_gradient():
-    with pytest.raises(InputError, match="another gradient"):
-        bound(Probe(), federation(features))
-
-
-class Masked(nn.Module):
-    """A tensor that is made on the way, and a number that is kept."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-        self.register_buffer("shift", torch.randn(9, 4))
-
-    def forward(self, x):
-        return self.layer(x + self.shift[0] + torch.arange(4.0))
+def tied():
+    layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    layers[1].weight = layers[0].weight
+    return nn.Sequential(*layers, nn.Linear(4, 2))
 
 
 class Crossed(Block):
@@ -347,6 +303,12 @@ class Crossed(Block):
         (lambda: Encoder(Crossed()), tokens, "attends to something else"),
         (lambda: Encoder(encoder_layer(dropout=0.1)), tokens, "has options"),
         (lambda: activated(lambda h: h * h.mean(None)), features, "no fast program"),
+        (lambda: activated(nn.ReLU(inplace=True), ignored), features, "nothing reads"),
+        (lambda: activated(F.relu_, ignored), features, "nothing reads"),
+        (lambda: activated(lambda h: h.clamp_(-2, 2), ignored), features, "nothing reads"),
+        (begins_at_zero, features, "another gradient"),
+        (tied, features, "another layer's too"),
+        (lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2, nn.Linear(4, 2)), features, "more than once"),
     ],
 )
 def test_what_has_no_rule_says_so_and_trains_otherwise(make, sampler, words):
@@ -357,7 +319,9 @@ def test_what_has_no_rule_says_so_and_trains_otherwise(make, sampler, words):
 
 
 def test_tracing_leaves_the_runs_module_as_it_is():
-    run = bound(Masked(), federation(features), trainer="vectorized")
+    """A tensor that is made on the way becomes an attribute of the module that is traced."""
+    model = Made(lambda self, x: self.layer(x + torch.arange(4.0)), layer=nn.Linear(4, 2))
+    run = bound(model, federation(features), trainer="vectorized")
     names = set(vars(run.task.model))
     with pytest.raises(InputError, match="no fast program"):
         Programs(run.task).plain  # noqa: B018
@@ -365,44 +329,34 @@ def test_tracing_leaves_the_runs_module_as_it_is():
     assert updates(run).isfinite().all()
 
 
+@dataclass(frozen=True)
+class Fused(Function):
+    """Several operations in one, with gradients of the parameters that are wrong by a factor."""
+
+    factor: float
+
+    def backward(self, params, saved, dy, wanted):
+        of_params, of_inputs = super().backward(params, saved, dy, wanted)
+        return [self.factor * gradient for gradient in of_params], of_inputs
+
+
 def test_a_kernel_is_held_to_what_it_stands_for_layer_by_layer():
-    window, draws = Window((3, 3), padding=(1, 1)), torch.Generator().manual_seed(0)
-    shapes = (2, 3, 6, 5, 4), (2, 7, 3, 3, 3), (2, 7, 6, 5, 4)
-    x, kernel, dy = (torch.randn(shape, generator=draws) for shape in shapes)
-    plain = Program(
-        (
-            ProgramStep(Patches(window), (0,), 1),
-            ProgramStep(Contract(False), (1,), 2, ("w",)),
-            ProgramStep(Function(torch.relu), (2,), 3),
-        ),
-        output=3,
-    )
+    draws = torch.Generator().manual_seed(0)
+    x, w, dy = (torch.randn(2, *shape, generator=draws) for shape in ((4, 5), (3, 4), (3, 5)))
+    first, second = ProgramStep(Function(torch.tanh), (0,), 1), ProgramStep(ops.Linear(False), (1,), 2, ("w",))
+    last = ProgramStep(Function(torch.relu), (2,), 3)
 
-    class Fused:
-        """Both operations in one, with gradients of the parameters that are wrong by a factor."""
+    def back_and_forth(factor):
+        step = ProgramStep(Fused(lambda x, w: torch.bmm(w, torch.tanh(x)), factor), (0,), 2, ("w",))
+        plain = Program((first, second, last), output=3)
+        checked, other = with_checked_ops(Program((step, last), output=3), plain, "fp32").steps
+        assert other is last
+        _, saved = checked.op.forward([w], x)
+        return checked.op.backward([w], saved, dy, True)
 
-        def __init__(self, factor):
-            self.factor = factor
-
-        def forward(self, params, *inputs):
-            patches, shape = Patches(window).forward((), *inputs)
-            y, saved = Contract(False).forward(params, patches)
-            return y, (shape, saved)
-
-        def backward(self, params, saved, dy, wanted):
-            of_params, (of_patches,) = Contract(False).backward(params, saved[1], dy, True)
-            return [self.factor * computed(of_params[0])], Patches(window).backward((), saved[0], of_patches, True)[1]
-
-    def back_and_forth(op):
-        step = ProgramStep(op, (0,), 2, ("w",))
-        first, second = with_checked_ops(Program((step, plain.steps[2]), output=3), plain, "fp32").steps
-        assert second is plain.steps[2]
-        _, saved = first.op.forward([kernel], x)
-        return first.op.backward([kernel], saved, dy, True)
-
-    of_kernel, of_inputs = back_and_forth(Fused(1.005))
-    expected, of_image = Fused(1).backward([kernel], Fused(1).forward([kernel], x)[1], dy, True)
-    assert torch.equal(computed(of_kernel[0]), expected[0]), "the exact gradient is passed on"
-    assert torch.equal(of_inputs[0], of_image[0])
-    with pytest.raises(ops.Unsupported, match="Fused gives something else than Contract"):
-        back_and_forth(Fused(1.02))
+    (of_w,), (of_x,) = back_and_forth(1.005)
+    # The exact gradients are passed on.
+    torch.testing.assert_close(computed(of_w), dy @ torch.tanh(x).transpose(1, 2))
+    torch.testing.assert_close(of_x, w.transpose(1, 2) @ dy * (1 - torch.tanh(x) ** 2))
+    with pytest.raises(ops.Unsupported, match="Fused gives something else than Linear"):
+        back_and_forth(1.02)

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from dpfedexp import Federation, Sgd, dp_fedavg, fedavg, train
 from dpfedexp.trainers.chunk_size import footprint
-from tests.trainers.shared import labeled, one_round, simulated, updates
+from tests.trainers.shared import Made, labeled, one_round, simulated, updates
 
 LOCAL = Sgd(lr=0.1, steps=2, max_examples=4)
 
@@ -127,22 +127,15 @@ def test_frozen_parts_compute_in_bf16_with_the_rest(trainer):
 
 
 def test_what_a_module_writes_into_a_rounded_constant_reaches_no_other_client():
-    class Remembering(nn.Module):
-        """Keeps what it sees of large inputs alone, which no made-up batch shows."""
+    def remembers(self, x):
+        """Keeps what it sees of large inputs alone, which no synthetic batch shows."""
+        if float(x.detach().abs().max()) > 50:
+            self.seen += x.detach().mean(0)
+        return self.head(x + self.seen)
 
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(4, 3)
-            self.register_buffer("seen", torch.zeros(4))
-
-        def forward(self, x):
-            if float(x.detach().abs().max()) > 50:
-                self.seen += x.detach().mean(0)
-            return self.head(x + self.seen)
-
+    model = Made(remembers, head=nn.Linear(4, 3), seen=nn.Buffer(torch.zeros(4)))
     clients = [(torch.full((4, 4), size), torch.zeros(4, dtype=torch.long)) for size in (100.0, 1.0)]
-    model, after = Remembering(), []
-    for given in (clients, clients[1:]):
-        simulation = simulated(model, Federation.from_clients(given), LOCAL, "loop", precision="bf16")
-        after.append(updates(simulation)[-1])
-    assert torch.equal(*after)
+    both, alone = (
+        simulated(model, Federation.from_clients(c), LOCAL, "loop", precision="bf16") for c in (clients, clients[1:])
+    )
+    assert torch.equal(updates(both)[1], updates(alone)[0])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpfedexp import Federation, InputError, Sgd, fedavg, train
-from tests.trainers.shared import PRIVATE, recorded, simulated, updates
+from tests.trainers.shared import PRIVATE, Made, recorded, simulated, updates
 
 SIZES = (4, 2, 7, 1)
 LOCAL = Sgd(lr=0.1, steps=3, batch_size=3)
@@ -24,16 +24,10 @@ class Two(nn.Module):
         return {"mean": out[:, 0], "spread": (out[:, 1],)}
 
 
-class Joined(nn.Module):
+def joined(self, x):
     """The same of one tensor, in which tokens are numbers too; one tensor of outputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = Two()
-
-    def forward(self, x):
-        found = self.inner(x[:, :3].long(), x[:, 3:])
-        return torch.stack([found["mean"], found["spread"][0]], dim=1)
+    found = self.inner(x[:, :3].long(), x[:, 3:])
+    return torch.stack([found["mean"], found["spread"][0]], dim=1)
 
 
 def gaussian(outputs, targets):
@@ -61,7 +55,7 @@ ONE = Federation.from_clients([(torch.cat([a.float(), b], dim=1), y) for a, b, y
 )
 def test_several_inputs_and_outputs_train_as_one(kind, trainer):
     """1e-6 is float32 rounding of updates of order 0.1. Six calls of three steps are replayed by torch.fx."""
-    expected = updates(simulated(Joined(), ONE, LOCAL, "loop", loss=gaussian))
+    expected = updates(simulated(Made(joined, inner=Two()), ONE, LOCAL, "loop", loss=gaussian))
     by_name = "vectorized" if trainer == "recorded" else trainer
     prepared = simulated(Two(), FEDERATIONS[kind], LOCAL, by_name, loss=gaussian)
     steps = recorded(prepared) if trainer == "recorded" else None

@@ -4,6 +4,7 @@ import math
 import random
 import threading
 from dataclasses import replace
+from itertools import count
 from unittest.mock import Mock
 
 import numpy as np
@@ -23,9 +24,8 @@ from dpfedexp.trainers.draws import watching_draws
 from dpfedexp.trainers.isolation import classes_of, is_isolated, padded, synthetic_clients, train_isolated, widths
 from dpfedexp.trainers.steps import Vectorized
 from dpfedexp.trainers.task import Task
-from tests.trainers.shared import PRIVATE, Made, bound, secured, unless_refused
+from tests.trainers.shared import PRIVATE, Made, bound, secured
 
-TRAINERS = ("loop", "tiled-loop", "vectorized", "tiled-vectorized", "fast")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 REPLACED = 7
@@ -77,60 +77,58 @@ LOCALS = {
 }
 
 
-CASES = [(trainer, "full batch") for trainer in TRAINERS]
-CASES += [
-    ("vectorized", "epochs"),
-    ("tiled-vectorized", "batches"),
-    ("fast", "proximal"),
-    ("fast", "classes"),
-    ("vectorized", "draws"),
-]
-
-
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("trainer", "how"), CASES)
+@pytest.mark.parametrize(
+    ("trainer", "how"),
+    [
+        *((trainer, "full batch") for trainer in ("loop", "tiled-loop", "vectorized", "tiled-vectorized", "fast")),
+        *(("vectorized", "epochs"), ("tiled-vectorized", "batches"), ("vectorized", "draws")),
+        *(("fast", "proximal"), ("fast", "classes")),
+    ],
+)
 def test_replacing_one_client_moves_no_other_row(trainer, how, device):
     if device == "cuda" and trainer.startswith("tiled"):
         pytest.skip("a GPU has no tiles")
     replacements = ((4, 1), (333, 2), (0, 3)) if (trainer, how) == ("vectorized", "full batch") else ((4, 1), (333, 2))
-    rest, make = [federation(*other) for other in replacements], drawing if how == "draws" else net
-    sums = unless_refused(trainer, lambda: [others(one, PRIVATE, LOCALS[how], trainer, device, make) for one in rest])
-    if sums is None:
+    make = drawing if how == "draws" else net
+    try:
+        sums = [others(federation(*one), PRIVATE, LOCALS[how], trainer, device, make) for one in replacements]
+    except InputError as reason:
+        # Every device can keep clients apart that it trains one at a time.
+        if "loop" in trainer or "depends on other clients" not in str(reason):
+            raise
         return
     assert float(sums[0].abs().max()) > 0
-    for other in sums[1:]:
-        assert torch.equal(sums[0], other)
+    assert all(torch.equal(sums[0], other) for other in sums[1:])
 
 
-LOCALS_OF_SHAPES = {
-    "epochs": Sgd(lr=0.3, epochs=2, batch_size=8),
-    "full batch": Sgd(lr=0.3, steps=2),
-    "bounded": Sgd(lr=0.3, steps=2, max_examples=64),
-}
+UNBOUNDED = Sgd(lr=0.3, epochs=2, batch_size=8)
 
 
 def test_without_a_bound_on_rows_a_secure_run_has_public_shapes_and_says_so():
-    local = LOCALS_OF_SHAPES["epochs"]
     with pytest.warns(UserWarning, match="at most 512 rows of a client"):
-        train(net(), federation(4, 1), PRIVATE, local=local, rounds=1, secure=True)
+        train(net(), federation(4, 1), PRIVATE, local=UNBOUNDED, rounds=1, secure=True)
     algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
-    sums = [others(federation(*how), algorithm, local, "auto") for how in ((4, 1), (900, 2))]
+    sums = [others(federation(*how), algorithm, UNBOUNDED, "auto") for how in ((4, 1), (900, 2))]
     assert torch.equal(*sums)
 
 
-@pytest.mark.parametrize(("how", "trainer"), [("epochs", "auto"), ("full batch", "loop"), ("bounded", "auto")])
-def test_programs_are_recorded_in_shapes_that_no_client_decides(how, trainer):
+@pytest.mark.parametrize(
+    ("local", "trainer"),
+    [(UNBOUNDED, "auto"), (Sgd(lr=0.3, steps=2), "loop"), (Sgd(lr=0.3, steps=2, max_examples=64), "auto")],
+    ids=["epochs", "full batch", "bounded"],
+)
+def test_programs_are_recorded_in_shapes_that_no_client_decides(local, trainer):
     """One client with many rows decided which shapes the caller's code saw; with state, it moved the votes of others."""
     seen: list[set[int]] = []
 
-    class Watched(nn.Sequential):
-        def forward(self, x):
-            seen[-1].add(len(x))
-            return super().forward(x)
+    def watched(self, x):
+        seen[-1].add(len(x))
+        return self.net(x)
 
     for rows in (4, 900):
         seen.append(set())
-        others(federation(rows, 1), PRIVATE, LOCALS_OF_SHAPES[how], trainer, make=lambda: Watched(*net()))
+        others(federation(rows, 1), PRIVATE, local, trainer, make=lambda: Made(watched, net=net()))
     assert seen[0] == seen[1]
 
 
@@ -139,8 +137,8 @@ def test_a_trainer_is_tried_in_the_shape_of_every_size_class(monkeypatch):
 
     class MixesFew(Vectorized):
         def __call__(self, w, clients, plan, *rest):
-            rows = super().__call__(w, clients, plan, *rest)
-            return rows + 1e-7 * rows.roll(1, 0) if plan.positions.shape[2] == 4 else rows
+            call = Coupled.__call__ if plan.positions.shape[2] == 4 else Vectorized.__call__
+            return call(self, w, clients, plan, *rest)
 
     assert classes_of(secured(net(), federation(4, 1), LOCALS["classes"]).task) != [100]
     monkeypatch.setattr("dpfedexp.trainers.select.Vectorized", MixesFew)
@@ -151,10 +149,10 @@ def test_a_trainer_is_tried_in_the_shape_of_every_size_class(monkeypatch):
 
 
 class Coupled(Vectorized):
-    """A trainer with hole 2: every row is nudged by its neighbors."""
+    """A trainer in which every row is nudged by its neighbors."""
 
     def __call__(self, *given):
-        rows = super().__call__(*given)
+        rows = Vectorized.__call__(self, *given)
         return rows + 1e-7 * rows.roll(1, 0)
 
 
@@ -209,16 +207,14 @@ def test_sizes_of_chunks_and_shapes_come_from_public_numbers_alone(participation
 @pytest.mark.parametrize("control", [None, "scaffold"])
 def test_secure_rows_equal_seeded_rows_to_rounding(control):
     algorithm = dp_scaffold(clip=1.0, noise_multiplier=2.0) if control else PRIVATE
-    clients, local, rows = federation(4, 1), Sgd(lr=0.1, steps=4, max_examples=8), {}
-    for secure in (False, True):
-        engine = bound(net(), clients, local, "vectorized", algorithm=algorithm, secure=secure)
-        simulation, request = engine.cohort, Request(UPDATE, 1, engine.begin(), engine.mechanism)
-        order = torch.argsort(clients.sizes, stable=True)[2:] if not secure else torch.arange(len(clients))
-        found = simulation.updates(request, request.state.w.float(), order)[: len(order)]
-        rows[secure] = {int(client): row for client, row in zip(order, found, strict=True)}
-    for client, row in rows[False].items():
-        torch.testing.assert_close(rows[True][client], row, rtol=1e-4, atol=1e-6)
-    assert float(rows[True][3].abs().max()) == 0.0
+    clients, local, found = federation(4, 1), Sgd(lr=0.1, steps=4, max_examples=8), []
+    orders = torch.argsort(clients.sizes, stable=True)[2:], torch.arange(len(clients))
+    for secure, order in enumerate(orders):
+        engine = bound(net(), clients, local, "vectorized", algorithm=algorithm, secure=bool(secure))
+        request = Request(UPDATE, 1, engine.begin(), engine.mechanism)
+        found.append(engine.cohort.updates(request, request.state.w.float(), order)[: len(order)])
+    torch.testing.assert_close(found[1][orders[0]], found[0], rtol=1e-4, atol=1e-6)
+    assert float(found[1][3].abs().max()) == 0.0
 
 
 def test_empty_places_do_not_count_and_empty_clients_do():
@@ -296,18 +292,15 @@ def test_shapes_that_do_not_fit_the_memory_end_the_run_where_they_are_public():
 
 def test_shapes_that_follow_from_a_clients_size_class_do_not_end_the_run():
     """A client with 8 rows needs more memory than one with 4: the end of the run would tell which one it has."""
-    run = secured(net(), federation(8, 1), Sgd(lr=0.1, steps=2, max_examples=8))
+    run, trained = secured(net(), federation(8, 1), Sgd(lr=0.1, steps=2, max_examples=8)), set()
     trainer = run.trainer
 
-    class Small:
-        name, unit = trainer.name, trainer.unit
+    def small(w, clients, plan, *more):
+        if plan.positions.shape[-1] > 4:
+            raise MemoryError
+        return trainer(w, clients, plan, *more)
 
-        def __call__(self, w, clients, plan, *more):
-            if plan.positions.shape[-1] > 4:
-                raise MemoryError
-            return trainer(w, clients, plan, *more)
-
-    run, trained = replace(run, trainer=Small()), set()
+    run = replace(run, trainer=Mock(side_effect=small))
     w, sizes = run.task.layout.read(run.task.model).float(), run.task.clients.sizes
     request = Mock(purpose=UPDATE, round=1, local_rate=None, state=Mock(control=None))
     for chunk in run.chunks(torch.arange(16)):
@@ -318,19 +311,14 @@ def test_shapes_that_follow_from_a_clients_size_class_do_not_end_the_run():
 
 def test_a_model_that_is_written_while_clients_train_ends_the_round_before_it_is_charged():
     engine = bound(net(), federation(4, 1), LOCALS["full batch"], algorithm=PRIVATE, secure=True)
-    simulation = engine.cohort
-    inner = simulation.trainer
+    trainer, ledger = engine.cohort.trainer, Ledger.in_memory()
 
-    class Writes:
-        name, unit = inner.name, inner.unit
+    def writes(w, *rest):
+        w[0] += 1
+        return trainer(w, *rest)
 
-        def __call__(self, w, *rest):
-            w[0] += 1
-            return inner(w, *rest)
-
-    ledger = Ledger.in_memory()
     with pytest.raises(RoundFailed, match="changed while clients trained"):
-        replace(engine, cohort=replace(simulation, trainer=Writes())).step(engine.begin(), ledger)
+        replace(engine, cohort=replace(engine.cohort, trainer=Mock(side_effect=writes))).step(engine.begin(), ledger)
     assert len(ledger) == 0
 
 
@@ -344,11 +332,10 @@ def test_a_model_that_no_client_could_train_is_refused_before_anything_is_charge
 
 
 def test_a_loss_that_looks_at_values_once_in_a_while_is_refused():
-    calls = []
+    calls = count(1)
 
     def looks(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        calls.append(None)
-        if len(calls) % 8 == 0 and outputs.mean().item() > 100:
+        if next(calls) % 8 == 0 and outputs.mean().item() > 100:
             outputs = -outputs
         return nn.functional.cross_entropy(outputs, y, reduction="none")
 
@@ -382,31 +369,21 @@ def test_rows_that_are_not_a_number_are_the_same_when_they_are_asked_for_again()
     isolation.check_rows(Task(model, Layout.of(model), nn.MSELoss(), local, clients, torch.device("cpu")))
 
 
-class DrawsAtFirst(nn.Linear):
-    """Python's global generator moves while it is called for the first time, or every time."""
-
-    def __init__(self, every: bool) -> None:
-        super().__init__(2, 1)
-        self.every, self.calls = every, [0]
-
-    def forward(self, x):
-        self.calls[0] += 1
-        if self.every or self.calls[0] == 1:
-            random.random()
-        return super().forward(x)
-
-
 @pytest.mark.parametrize("every", [False, True])
 def test_what_another_thread_draws_is_not_taken_for_the_models_draw(every):
     """Flower's heartbeat draws from Python's generator in a thread of its own, and nodes with many clients refused their model."""
+
+    def drawn():
+        calls = count()
+        return watching_draws(lambda: random.random() if every or next(calls) == 0 else None)[1]
+
     done = threading.Event()
     other = threading.Thread(target=done.wait)
     other.start()
     try:
-        _, drawn = watching_draws(lambda model=DrawsAtFirst(every): model(torch.ones(3, 2)))
+        assert drawn() == every
     finally:
         done.set()
         other.join()
-    assert drawn == every
     # Where there is no other thread, the model itself has drawn.
-    assert threading.active_count() > 1 or watching_draws(lambda model=DrawsAtFirst(False): model(torch.ones(3, 2)))[1]
+    assert threading.active_count() > 1 or drawn()

@@ -23,6 +23,10 @@ LAYERS = [
 ]
 
 
+def relative_error(found, expected):
+    return float((found.to(expected.device).float() - expected).norm() / expected.norm())
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
     ("rounded", "dtype", "tolerance"),
@@ -55,8 +59,9 @@ def test_outputs_and_gradients_are_those_of_patches_and_products(layer, rounded,
     found_params, (found_dx,) = op.backward([kernel, bias], kept, dy, True)
     for mine, theirs in [(found, y), (found_dx, dx), *zip(found_params, of_params, strict=True)]:
         # A position that wins by less than the rounding sends a whole gradient elsewhere, so tf32's sums are held less tightly.
-        off = float((mine.float() - theirs).norm() / theirs.norm())
-        assert off < (0.05 if rounded and dtype == torch.float32 and mine is not found else tolerance)
+        assert relative_error(mine, theirs) < (
+            0.05 if rounded and dtype == torch.float32 and mine is not found else tolerance
+        )
 
 
 WINDOWS = [
@@ -82,13 +87,8 @@ def test_patches_and_their_gradient_are_those_of_torch(window, height, width, s,
     (dx,) = Patches(window).backward((), shape, dy.float(), True)[1]
     assert unfolds(window, height, width, s)
     assert torch.equal(unfolded(x.to(DEVICE), window).cpu(), patches)
-    found = folded(dy.to(DEVICE), window, height, width).cpu().float()
-    assert float((found - dx).norm() / dx.norm()) < (1e-6 if dtype == torch.float32 else 0.01)
-
-
-def _same(found, expected, dtype):
-    off = float((found.cpu().float() - expected).norm() / expected.norm())
-    assert off < (1e-5 if dtype == torch.float32 else 0.01)
+    found = folded(dy.to(DEVICE), window, height, width)
+    assert relative_error(found, dx) < (1e-6 if dtype == torch.float32 else 0.01)
 
 
 def _by_kernels(op, params, x, dy, monkeypatch):
@@ -115,7 +115,7 @@ def test_group_norm_is_that_of_torch(groups, shape, dtype, monkeypatch):
         assert nothing == (None,)
         pairs = [*zip(my_grads, grads, strict=True), *zip(alone, grads, strict=True)]
         for found, expected in [(mine, y), (my_dx, dx), *pairs]:
-            _same(found, expected, dtype)
+            assert relative_error(found, expected) < (1e-5 if dtype == torch.float32 else 0.01)
 
 
 def test_a_mean_far_from_zero_leaves_the_variance_whole(monkeypatch):

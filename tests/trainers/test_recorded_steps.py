@@ -10,7 +10,7 @@ from dpfedexp import Execution, Federation, Sgd, fedavg, train
 from dpfedexp.trainers.recording import record
 from dpfedexp.trainers.select import Programs, by_program
 from dpfedexp.trainers.steps import Steps
-from tests.trainers.shared import labeled, simulated
+from tests.trainers.shared import labeled, recorded, simulated, updates
 
 FULL, SHUFFLED = Sgd(lr=0.1, steps=2), Sgd(lr=0.1, epochs=1, batch_size=2)
 
@@ -24,30 +24,27 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
 
 
-def recorded(federation: Federation, local: Sgd):
-    """Clients, steps over memory that stays, and a call of such steps for some clients and a round."""
+def held(federation: Federation, local: Sgd):
+    """A run, and its steps over memory that stays."""
     run = simulated(net(), federation, local)
-    core = by_program(run.task, Programs(run.task).plain)
-    held = Steps(run.task, "recorded", core, record=lambda function: function)
-    w = run.task.layout.read(run.task.model).float()
-    return run, held, lambda who, number, steps=held: steps(w, who, run.plan(who, number), number)
+    return run, recorded(run, by_program(run.task, Programs(run.task).plain))
 
 
 def test_a_recording_takes_every_clients_own_number_of_steps():
     """Two threes of clients, alike in the most that one of them holds and in nothing else."""
     federation, local = clients((2, 8, 4, 8, 2, 6)), Sgd(lr=0.1, epochs=2, batch_size=2)
-    simulation, held, step = recorded(federation, local)
-    plain, every = Steps(simulation.task, "plain", held.core), torch.arange(6)
+    run, steps = held(federation, local)
+    plain, every = Steps(run.task, "plain", steps.core), torch.arange(6)
     for number, who in enumerate((every[:3], every[:3], every[3:], every[:3], every[3:]), start=1):
-        assert torch.equal(step(who, number), step(who, number, plain))
+        assert torch.equal(updates(run, steps, number, who=who), updates(run, plain, number, who=who))
 
 
 @pytest.mark.parametrize("local", [FULL, SHUFFLED], ids=["full", "shuffled"])
 def test_other_clients_rows_or_shuffles_are_read_again(local):
     """As many clients of the same sizes, so that nothing but the rows is another."""
-    _, _, step = recorded(clients(), local)
-    for number, who in enumerate(([0, 1, 2], [0, 1, 2], [3, 4, 5], [0, 1, 2], [2, 1, 0]), start=1):
-        assert torch.equal(step(torch.tensor(who), number), recorded(clients(), local)[2](torch.tensor(who), number))
+    run = held(clients(), local)
+    for number, who in enumerate(torch.tensor([[0, 1, 2], [0, 1, 2], [3, 4, 5], [0, 1, 2], [2, 1, 0]]), start=1):
+        assert torch.equal(updates(*run, number, who=who), updates(*held(clients(), local), number, who=who))
 
 
 class Masked(Federation):
@@ -81,9 +78,8 @@ def test_a_transform_is_called_in_every_round():
         calls.append(len(x))
         return x + 0.1 * len(calls)
 
-    _, _, step = recorded(clients(transform=noisy), FULL)
-    first, second = (step(torch.arange(6), number) for number in (1, 2))
-    assert not torch.equal(first, second)
+    run = held(clients(transform=noisy), FULL)
+    assert not torch.equal(updates(*run, 1), updates(*run, 2))
 
 
 @pytest.mark.parametrize("other", [torch.finfo(torch.float32).max, -math.inf, math.nan])

@@ -8,13 +8,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from reproduction.benchmarks.trainers import task_of
 from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Execution, InputError, fedavg, train
 from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.execution import as_execution
-from dpfedexp.trainers.select import trainer_again
+from dpfedexp.trainers.select import makers, trainer_again
 from dpfedexp.trainers.steps import Loop, Parallel, Recordings, Vectorized, _pool, cuda_graph
 from tests.trainers.shared import Made, recorded, updates
 from tests.trainers.test_fast import LOCAL, NETWORKS, activated, bound, features, federation
@@ -23,11 +24,9 @@ from tests.trainers.test_fast import LOCAL, NETWORKS, activated, bound, features
 def test_cohorts_whose_size_keeps_changing_share_recordings():
     simulation = bound(NETWORKS["paper"], federation(sizes=[4] * 40))
     steps = recorded(simulation, simulation.trainer._trainer().core)
-    w = simulation.task.layout.read(simulation.task.model).float()
     for cohort in (30, 31, 29, 27, 26, 28, 25):
         some = torch.arange(cohort) + 2
-        plan = simulation.plan(some, 1)
-        assert torch.allclose(steps(w, some, plan, 1), simulation.trainer(w, some, plan, 1), atol=1e-6)
+        assert torch.allclose(updates(simulation, steps, who=some), updates(simulation, who=some), atol=1e-6)
     assert {key[0] for key in steps.recordings.seen} == {30, 31, 29, 32}
 
 
@@ -77,6 +76,12 @@ def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
         seconds["tiled-loop"] = loop
         monkeypatch.setattr(tune, "_remembered", {})
         assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == chosen
+
+
+def test_the_benchmark_of_trainers_can_build_them():
+    """It did not know of a field of `TrainerParts`."""
+    _, _, parts = task_of("mlp-8", 2, "cpu", "fp32")
+    assert {make().name for make in makers(parts).values()} == {"fast", "tiled-vectorized", "tiled-loop", "vectorized"}
 
 
 def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
@@ -145,16 +150,12 @@ def test_a_device_beside_an_execution_is_the_same_or_an_error():
         as_execution({"chunk_size": 3})
 
 
-class Graph:
-    """Stands for a `torch.cuda.CUDAGraph`, which needs a GPU."""
-
-
 def test_a_memory_is_shared_until_its_last_graph_is_gone(monkeypatch):
     """torch refuses the handle of a memory that it gave up."""
     handles = count()
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
     monkeypatch.setattr("dpfedexp.trainers.steps._pools", {})
-    graphs = [Graph(), Graph()]
+    graphs = [Mock(), Mock()]
     for graph in graphs:
         handle, users = _pool(0)
         assert handle == 0

@@ -3,6 +3,7 @@
 Each is prepared for a secure run with trainer "auto", as users write them: a small network around the layer that classifies.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from dpfedexp import Federation, InputError, Sgd
 from tests.sizes import long
-from tests.trainers.shared import one_round, secured
+from tests.trainers.shared import Made, one_round, secured
 
 MOST_REFUSED = 0.03
 CLIENTS, ROWS, LABELS = 3, 4, 3
@@ -21,37 +22,25 @@ Case = tuple[Callable[[], nn.Module], Tensor, Any, Tensor]
 """A module, a row of inputs like those of its clients, a loss or None, and a target."""
 
 
-class Around(nn.Module):
-    """A layer in a network that classifies: `into` brings the inputs to the layer's shape, and a linear layer reads its outputs."""
+def around(layer: nn.Module, row: tuple[int, ...], call: Callable[..., Any] | None = None) -> nn.Module:
+    """A layer for inputs of this shape in a network that classifies: a linear layer before it, and one behind its outputs."""
 
-    def __init__(self, layer: nn.Module, row: tuple[int, ...], call: Callable[..., Any] | None = None) -> None:
-        super().__init__()
-        self.stem, self.layer, self.row = nn.Linear(6, int(torch.tensor(row).prod())), layer, row
-        self.call = call or (lambda layer, h: layer(h))
-        with torch.no_grad():
-            width = self._features(torch.randn(2, 6)).shape[1]
-        self.head = nn.Linear(width, LABELS)
-
-    def _features(self, x: Tensor) -> Tensor:
-        out = self.call(self.layer, self.stem(x).view(-1, *self.row))
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = self.stem(x).view(-1, *row)
+        out = self.layer(h) if call is None else call(self.layer, h)
         while isinstance(out, tuple):
             out = out[0]
-        return out.flatten(1)
+        return self.head(out.flatten(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self._features(x))
+    network = Made(forward, stem=nn.Linear(6, math.prod(row)), layer=layer, head=nn.LazyLinear(LABELS))
+    network(torch.randn(2, 6))
+    return network
 
 
-class Reads(nn.Module):
+def reads(self: Any, x: Tensor) -> Tensor:
     """Words through a layer of embeddings."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer, self.head = layer, nn.Linear(6, LABELS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(x)
-        return self.head(h.mean(1) if h.dim() == 3 else h)
+    h = self.layer(x)
+    return self.head(h.mean(1) if h.dim() == 3 else h)
 
 
 FLAT, SERIES, IMAGE, VOLUME = (8,), (4, 8), (4, 6, 6), (2, 4, 4, 4)
@@ -132,11 +121,12 @@ def torchs() -> dict[str, Case]:
         layers += [(one.strip().format(dims, c=row[0]), row, None) for one in BY_DIMENSION.split(";")]
     layers += [(one, row, call) for one, (row, call) in CALLED.items()]
     found: dict[str, Case] = {
-        one: (lambda one=one, row=row, call=call: Around(_made(one), row, call), NUMBERS, None, WHOLE)
+        one: (lambda one=one, row=row, call=call: around(_made(one), row, call), NUMBERS, None, WHOLE)
         for one, row, call in layers
     }
-    for one in WORDS.split(";"):
-        found[one.strip()] = (lambda one=one.strip(): Reads(_made(one))), TOKENS, None, WHOLE
+    for one in map(str.strip, WORDS.split(";")):
+        read = lambda one=one: Made(reads, layer=_made(one), head=nn.Linear(6, LABELS))  # noqa: E731
+        found[one] = read, TOKENS, None, WHOLE
     losses = {one: (_made(one), target, last) for one, (target, last) in LOSSES.items()}
     for name, (loss, target, last) in (losses | {n: (*own, "Identity") for n, own in OWN_LOSSES.items()}).items():
         tail = nn.LogSoftmax(1) if last == "LogSoftmax" else getattr(nn, last)()

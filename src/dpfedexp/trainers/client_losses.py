@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from dpfedexp.core.client_metrics import WIDTH, ClientMetrics
-from dpfedexp.core.local_optimizer import LocalOptimizer, Schedule, Sgd, schedule
+from dpfedexp.core.local_optimizer import LocalOptimizer, Schedule, Sgd, as_rows, schedule
 from dpfedexp.core.modules import Inputs, Params
 from dpfedexp.core.noise import Streams
 from dpfedexp.trainers.draws import seeded_generators
@@ -46,7 +46,8 @@ class ClientLosses:
         self.one = task.program(f"{self.what} of a client", self._one, keep=0)
 
     def _one(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, key: Tensor | None = None) -> Tensor:
-        return (self.task.losses(params, x, y, key) * weights).sum()
+        found = self.task.losses(params, x, y, key)
+        return (found * as_rows(weights, found)).sum(0)
 
     def __call__(self, w: Tensor, rows: Tensor, clients: Tensor, plan: Schedule, round: int) -> Tensor:
         """Return each client's loss at its own parameters w + rows[i], [n], on its examples in `plan`; NaN becomes infinite."""
@@ -96,9 +97,6 @@ class ClientScores(ClientLosses):
         super().__init__(task, trainer, streams, unit=unit)
         self.metrics = metrics
         self.alone = self.alone or unit is not None
-
-    def _one(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, key: Tensor | None = None) -> Tensor:
-        return (self.task.losses(params, x, y, key) * weights[:, None]).sum(0)
 
     def of_clients(self, w: Tensor, clients: Tensor, round: int) -> Tensor:
         """The metric vectors [n, WIDTH] of clients [n] at w [d]."""

@@ -33,7 +33,7 @@ from dpfedexp.mechanisms.base import lift
 from dpfedexp.trainers.client_losses import ClientLosses, all_rows
 from dpfedexp.trainers.draws import seeded_generators, watching_draws
 from dpfedexp.trainers.module_checks import StateCheck
-from dpfedexp.trainers.recording import Recorded, SyntheticClients, Tape, Unrecordable, adversarial, refusal
+from dpfedexp.trainers.recording import Recorded, SyntheticClients, Tape, Unrecordable, adversarial, refusal, same_bits
 from dpfedexp.trainers.steps import ByAutograd
 from dpfedexp.trainers.task import Task, Trainer, check_task, one_row
 
@@ -91,7 +91,7 @@ def check_rows(task: Task) -> None:
         # A client whose rows can't be read counts as zero in its rounds.
         return
     require(
-        all(map(_same_bits, one, other)),
+        all(map(same_bits, one, other)),
         "a client that is asked twice gives different rows: the code that makes them keeps state between calls, such as a counter "
         "or a random generator, which all clients would share. Compute a client's rows from its number alone: draw with "
         "np.random.default_rng(number).",
@@ -241,17 +241,12 @@ def is_isolated(trainer: Trainer, task: Task, width: int, rows: int | None = Non
         losses = asked(w, updates, clients, everything, 1)[:, None]
         for client, *found in zip(order.tolist(), updates, lifted, losses, strict=True):
             before = seen.setdefault(client, found)
-            if not all(map(_same_bits, before, found)):
+            if not all(map(same_bits, before, found)):
                 off = float((before[0] - found[0]).abs().max())
                 said = "%s: the update of a synthetic client of %d rows differs by up to %g between two chunks of %d"
                 log.info(said, trainer.name, most, off, width)
                 return False
     return True
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two rows are equal; NaN in the same place of both counts as equal."""
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _plan(task: Task, local: LocalOptimizer, sizes: Tensor, clients: Tensor) -> Schedule:

@@ -1,13 +1,9 @@
 """Tensor programs that are recorded once and replayed, so that a caller's Python code never runs on clients' data.
 
 A module, a loss, a transform or an optimizer may keep state, share it or draw in ways that no check finds. In a secure run such
-code runs on synthetic values only. Its tensor operations are recorded there (`record`), and the clients' data go through the
-recording (`Tape`): a fixed list of torch operations on the inputs and on constants, which is the same for every client.
-
-A recording is refused (`Unrecordable`) if a list of operations is not the whole program, or if replaying it could carry data from
-one client to another: a value that decides what is computed next, a random number that does not come from an input, a write into
-memory that existed before the pass, and an index that could be outside a client's own tensors. Synthetic clients and values depend
-on public numbers alone.
+code runs on synthetic values only, which depend on public numbers alone. Its tensor operations are recorded there (`record`), and
+the clients' data go through the recording (`Tape`): a fixed list of torch operations, the same for every client. A recording is
+refused (`Unrecordable`) if it is not the whole program, or if replaying it could carry data from one client to another.
 """
 
 import operator
@@ -67,11 +63,12 @@ class Tape:
             self.program.code == other.program.code
             and self.outputs == other.outputs
             and mine.keys() == theirs.keys()
-            and all(_equal(value, theirs[name]) for name, value in mine.items())
+            and all(same_bits(value, theirs[name]) for name, value in mine.items())
         )
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal; NaN in the same place of both counts as equal."""
     if one is other:
         return True
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
@@ -169,7 +166,7 @@ class _Recorder(TorchDispatchMode):
         outputs, nested = tree_flatten(result)
         self.graph.output([self._node(value) for value in outputs])
         for tensor, bits, version in self.before:
-            if tensor._version != version or (bits is not None and not _equal(tensor, bits)):
+            if tensor._version != version or (bits is not None and not same_bits(tensor, bits)):
                 raise Unrecordable(_WRITES)
         self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or node in self.writes)
         return Tape(fx.GraphModule(self.root, self.graph), nested)

@@ -6,10 +6,9 @@ decides; the log has the times. A new trainer is a class that implements `Traine
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -49,20 +48,25 @@ class Programs:
     @cached_property
     def fused(self) -> Program:
         """The program with triton kernels in place of patches and products."""
-        found = _with_fused(self.plain, self._pooled) if has_triton() else self.plain
-        if found is self.plain:
+        found = self._with_kernels() if has_triton() else self.plain
+        if len(found.steps) == len(self.plain.steps):
             raise InputError("the trainer needs triton and a layer that its kernels speed up; use trainer='auto'.")
         # These kernels are made for one precision: each is compared with the operations it replaces, on exact inputs.
         self._checked(lambda: with_checked_ops(found, self.plain, self.task.precision))
         return found
 
-    def _pooled(self, step: ProgramStep, source: ProgramStep) -> Op | None:
+    def _with_kernels(self) -> Program:
+        """Replace patches and the product that reads them, `ContractAndPool`, by one operation."""
         from dpfedexp.trainers.fast import pooled_kernels as kernels
 
-        if not isinstance(step.op, ContractAndPool):
-            return None
-        outputs, channels = self.task.model.get_parameter(step.params[0]).shape[:2]
-        return kernels.pooled(step.op.window, step.op.pool, step.op.bias, outputs, channels, self.task.precision)
+        steps = {step.output: step for step in self.plain.steps}
+        for step in self.plain.steps:
+            if isinstance(step.op, ContractAndPool):
+                outputs, channels = self.task.model.get_parameter(step.params[0]).shape[:2]
+                op = kernels.pooled(step.op.window, step.op.pool, step.op.bias, outputs, channels, self.task.precision)
+                if op is not None:
+                    steps[step.output] = replace(step, op=op, inputs=steps.pop(step.inputs[0]).inputs)
+        return replace(self.plain, steps=tuple(steps.values()))
 
     def _checked(self, make: Callable[[], Program]) -> Program:
         """Make a program and compare it with `vmap` in float32; the rules are the same for every precision."""
@@ -112,22 +116,6 @@ def _check(task: Task, program: Program) -> None:
 def _differs(found: Tensor, exact: Tensor, precision: Precision) -> bool:
     off, scale = (float(torch.linalg.vector_norm(value)) for value in (found.float() - exact, exact))
     return not off <= TOLERANCE[precision] * scale + 1e-6
-
-
-def _with_fused(program: Program, fused: Callable[[ProgramStep, ProgramStep], Op | None]) -> Program:
-    """Replace two operations by one wherever `fused` returns one and only the second operation reads the first."""
-    readers = Counter(i for step in program.steps for i in step.inputs)
-    made_by = {step.output: step for step in program.steps}
-    gone: set[int] = set()
-    steps: list[ProgramStep] = []
-    for step in program.steps:
-        source = made_by.get(step.inputs[0])
-        op = fused(step, source) if source is not None and readers[source.output] == 1 else None
-        if source is not None and op is not None:
-            gone.add(source.output)
-            step = ProgramStep(op, source.inputs, step.output, source.params + step.params)
-        steps.append(step)
-    return replace(program, steps=tuple(step for step in steps if step.output not in gone)) if gone else program
 
 
 @dataclass(frozen=True)
@@ -216,14 +204,18 @@ Makers = dict[str, Callable[[], Trainer]]
 
 @dataclass(frozen=True)
 class TrainerParts:
-    """What a trainer is made from: activations of `tile` clients fit a CPU's cache; with `fixed`, shapes depend on no client."""
+    """What a trainer is made from: activations of `tile` clients fit a CPU's cache, of `tile_of(rows)` if they have fewer rows."""
 
     task: Task
     streams: Streams
     programs: Programs
     tile: int
-    fixed: bool
-    tile_of: Callable[[int], int]
+    tile_of: Callable[[int], int] | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the run is isolated, so that shapes must depend on no client."""
+        return self.task.synthetic is not None
 
 
 def _by_program(name: str, which: str) -> Callable[[TrainerParts], Trainer]:
@@ -243,14 +235,13 @@ def _recorded_vectorized(parts: TrainerParts) -> Trainer:
 
 def _tiled_vectorized(parts: TrainerParts) -> Trainer:
     # A module draws from its clients' keys or not at all (vmap refuses other draws), so it may run on several threads.
-    make = partial(Vectorized, record=False, streams=parts.streams)
-    own = lambda: make(parts.task.copy_for_thread())  # noqa: E731
+    own = lambda: Vectorized(parts.task.copy_for_thread(), record=False, streams=parts.streams)  # noqa: E731
     return Parallel("tiled-vectorized", own, parts.tile, fixed=parts.fixed, tile_of=parts.tile_of)
 
 
 def _tiled_loop(parts: TrainerParts) -> Trainer:
-    make = partial(Loop, streams=parts.streams, keyed=True)
-    return Parallel("tiled-loop", lambda: make(parts.task.copy_for_thread()), 1, fixed=parts.fixed)
+    own = lambda: Loop(parts.task.copy_for_thread(), parts.streams, keyed=True)  # noqa: E731
+    return Parallel("tiled-loop", own, 1, fixed=parts.fixed)
 
 
 TRAINERS: dict[str, tuple[Callable[[TrainerParts], Trainer], tuple[str, ...]]] = {
@@ -259,7 +250,7 @@ TRAINERS: dict[str, tuple[Callable[[TrainerParts], Trainer], tuple[str, ...]]] =
     "recorded-vectorized": (_recorded_vectorized, ("cuda",)),
     "tiled-vectorized": (_tiled_vectorized, ("cpu",)),
     "tiled-loop": (_tiled_loop, ("cpu",)),
-    "vectorized": (lambda p: Vectorized(p.task, record=not p.fixed, streams=p.streams), ("cpu", "cuda")),
+    "vectorized": (lambda p: Vectorized(p.task, streams=p.streams), ("cpu", "cuda")),
 }
 """The factory of each trainer that takes several clients at once, and the device types that have it, in order of preference."""
 
@@ -335,9 +326,7 @@ def _selected(
         tile = max(1, min(tile, -(-chunk // (2 * torch.get_num_threads()))))
     tile_of = lambda rows: replace(size, rows=min(rows, size.rows)).tile(room)  # noqa: E731
     programs = Programs(on)
-    candidates, offered = (
-        makers(TrainerParts(which, streams, programs, tile, isolated, tile_of)) for which in (on, task)
-    )
+    candidates, offered = (makers(TrainerParts(which, streams, programs, tile, tile_of)) for which in (on, task))
     if name != "auto":
         require(name in offered, f"trainer is {name!r}, which a device of type {task.device.type!r} does not have.")
         require(

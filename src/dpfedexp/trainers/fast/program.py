@@ -142,10 +142,8 @@ def objective(loss: losses.Loss, synthetic: Synthetic | None = None) -> Objectiv
     known, anything = by_hand.get(losses.plain(loss)), _differentiated(loss, synthetic)
 
     def start(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        outputs = outputs.float()
-        if known is None or outputs.dim() > 3:
-            return anything(outputs, targets, weights)
-        return known(outputs, targets, weights)
+        gradient = anything if known is None or outputs.dim() > 3 else known
+        return gradient(outputs.float(), targets, weights)
 
     return start
 
