@@ -10,10 +10,8 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,11 +25,9 @@ from dpfedexp.cli import main
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load, parse
 from dpfedexp.core.local_rate import scale_rounds
-from dpfedexp.core.sums import VoteSpec
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine import ranks as distributed
 from dpfedexp.engine.engine import Engine
-from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.verify import outcome, verify_run
@@ -236,15 +232,14 @@ def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies
 
 
 D, M = 12, 30
-USUAL = {"local": dp.Sgd(lr=0.02, steps=3), "rounds": 3, "execution": "cpu"}
+LOCAL = {"local": dp.Sgd(lr=0.02, steps=3)}
 LOOP = {"local": dp.Sgd(lr=1e-6, steps=1), "rounds": 2, "execution": dp.Execution(device="cpu", trainer="loop")}
 SHARED = {
     "scaffold poisson": (
         dp.dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
         {"participation": dp.Poisson(0.4, population=M - 1), "execution": dp.Execution(chunk_size=3)},
     ),
-    "votes": (dp.cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
-    # So few clients at a small epsilon measure nothing but noise.
+    # So few clients at a small epsilon measure nothing but noise. The votes of every round are in the history.
     "fit": (None, {"epsilon": 400.0, "evaluate": "clients", "candidates": [dp.Candidate(), dp.Candidate(rate=0.3)]}),
     **sized(
         {},
@@ -262,23 +257,10 @@ def uneven():
     return dp.Federation.from_clients(random_rows([1 + 2 * n % 7 for n in range(M)], D))
 
 
-def asking(*given, **options):
-    """A simulation that asks every client for the length of its update, too."""
-    made, note = prepare(*given, **options)
-    mechanism = made.algorithm.bind(D, M, made.sampling, 3, votes=(VoteSpec("length", 0.0, 2.0),))
-    cohort = replace(made.cohort, ballots=lambda request, clients, updates: updates.norm(dim=1, keepdim=True))
-    return replace(made, mechanism=mechanism, cohort=cohort), note
-
-
 def shared_run(name):
     algorithm, more = SHARED[name]
-    with patch("dpfedexp.engine.train.prepare", asking if name == "votes" else prepare):
-        given = (linear_regression(D), uneven())
-        run = (
-            dp.train(*given, algorithm, **(USUAL | more))
-            if algorithm
-            else dp.fit(*given, rounds=3, execution="cpu", **more)
-        )
+    model, given = linear_regression(D), {"rounds": 3, "execution": "cpu"} | more
+    run = dp.train(model, uneven(), algorithm, **(LOCAL | given)) if algorithm else dp.fit(model, uneven(), **given)
     history = [{key: value for key, value in record.items() if key != "seconds"} for record in run.history]
     return {"weights": weights(run), "history": history, "stopped": run.stopped, "epsilon": run.privacy.epsilon_total}
 
@@ -326,7 +308,9 @@ def work(rank, at, folder):
         [(torch.full((4 - i, 3), 100.0 + 100 * i), torch.zeros(4 - i, 1)) for i in (0, 1)]
     )
     failing = {
-        "failure": lambda: dp.train(linear_regression(D), uneven(), dp.fedavg(), evaluate=lambda m: 1 / 0, **USUAL),
+        "failure": lambda: dp.train(
+            linear_regression(D), uneven(), dp.fedavg(), evaluate=lambda m: 1 / 0, rounds=3, **LOCAL
+        ),
         "remembers 0": lambda: dp.train(Remembers(100.0), rows, dp.fedavg(), **LOOP),
         "remembers 1": lambda: dp.train(Remembers(200.0), rows, dp.fedavg(), **LOOP),
         "interrupt": lambda: dp.train(InterruptedHere(3, 1), rows, dp.fedavg(), **LOOP),
@@ -358,7 +342,8 @@ def test_two_ranks_give_the_run_of_one_process_and_end_together(tmp_path, proces
             assert found["epsilon"] == pytest.approx(alone["epsilon"]), name
             for record, expected in zip(found["history"], alone["history"], strict=True):
                 assert record == pytest.approx(expected, rel=1e-4), name
-    assert all("noisy_mean_length" in record for found in ranks for record in found["votes"]["history"])
+    votes = {"noisy_mean_improved", "noisy_mean_within_clip"}
+    assert all(votes <= record.keys() for found in ranks for record in found["fit"]["history"])
     assert [found["failure"].partition(":")[0] for found in ranks] == ["ZeroDivisionError", "RoundFailed"]
     for client in range(2):
         ended = [found[f"remembers {client}"] for found in ranks]
@@ -429,4 +414,4 @@ def test_a_rank_that_stops_beating_is_given_up(monkeypatch):
         time.sleep(0.05)
     assert not given_up.is_set()
     assert given_up.wait(10)
-    watch.stop()
+    watch.stopped.set()
