@@ -160,14 +160,6 @@ def test_a_crash_in_a_measurement_costs_no_round_and_asks_nothing_twice(tmp_path
         assert [{**line, "seconds": 0} for line in run.history] == [{**line, "seconds": 0} for line in whole.history]
 
 
-def test_early_stopping_may_watch_what_clients_measure():
-    stop = dp.EarlyStopping("clients_loss", patience=1)
-    assert stop.source == "private"
-    run = run_of(dp.dp_fedavg(clip=1e-6, target_epsilon=100.0), on_round=stop, evaluate_every=1)
-    assert run.stopped
-    assert "clients_loss" in run.stopped
-
-
 def test_in_a_secure_run_what_a_client_measures_depends_on_no_other_client():
     x, y = rows_of("classes", clients=12)
     other, broken = x.clone(), x.clone()
