@@ -70,10 +70,8 @@ class OneByOne(Cohort):
         return Answer(reduce(add, (self.sums_of(request, torch.tensor([number])) for number in range(M))))
 
     def sums_of(self, request, client):
-        mechanism, ballots = request.mechanism, None
-        row = self.simulation.rows(request, request.state.w.float(), client)
-        if request.purpose == UPDATE and self.simulation.ballots is not None:
-            ballots = self.simulation.ballots(request, client, row)
+        mechanism, row = request.mechanism, self.simulation.rows(request, request.state.w.float(), client)
+        ballots = self.simulation.improved(client, row) if request.purpose == UPDATE else None
         noise = Streams(0).at("local noise", request.round)
         return mechanism.collect(mechanism.randomize(clip(row, mechanism.clip), client, noise, ballots=ballots))
 

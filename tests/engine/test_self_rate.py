@@ -65,8 +65,9 @@ CASES = {
 def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with_them(name):
     algorithm, options = CASES[name]
     made = run(regression(24 if "secure" in options else 120), algorithm, rounds=2, **options)
-    first = [(entry.round, [query.name for query in entry.event.queries]) for entry in made.ledger.entries][:2]
-    assert first == [(0, ["local rate"]), (0, ["first clip"])]
+    queries = [(entry.round, [query.name for query in entry.event.queries]) for entry in made.ledger.entries]
+    assert queries[:3] == [(0, [RATE]), (0, [CLIP]), (1, ["update", "within clip", "improved"])]
+    assert {"noisy_mean_within_clip", "noisy_mean_improved"} <= made.history[0].keys()
     later = [(entry.round, entry.event.question) for entry in made.ledger.entries][2:]
     assert later == [(1, ""), (1, SCALE), (2, "")]
     # The calibration is exact up to 1e-9, and never above its target.
@@ -143,19 +144,39 @@ def test_what_cannot_vote_is_refused_with_its_sentence(algorithm, sentence, clie
         run(clients, algorithm)
 
 
-def test_a_client_whose_loss_rose_sends_nothing_and_says_so():
-    """At rate 10 the steps diverge on every client but the one whose inputs are small."""
-    rows = [(torch.ones(4, D), torch.ones(4)) for _ in range(5)] + [(0.1 * torch.ones(4, D), torch.ones(4))]
-    simulation, _ = prepare(linear_regression(D), dp.Federation.from_clients(rows), dp.fedavg(), local=AUTO, rounds=1)
-    state = at_rate(simulation, 10.0)
-    everybody, request = torch.arange(6), Request(UPDATE, 1, state, simulation.mechanism)
-    updates = simulation.cohort.updates(request, state.w.float(), everybody)
-    assert (updates != 0).any(1).tolist() == [False] * 5 + [True]
-    assert simulation.cohort.ballots(request, everybody, updates).flatten().tolist() == [0.0] * 5 + [1.0]
-    new, result = simulation.step(state, Ledger.in_memory())
-    assert result.extra["noisy_mean_improved"] == pytest.approx(1 / 6, abs=1e-6)
+@pytest.mark.parametrize(("chunk_size", "secure"), [(1, False), (7, False), (4, True)])
+def test_a_client_whose_loss_rose_sends_nothing_and_says_so(chunk_size, secure):
+    """At rate 10 the steps diverge on every client but the one whose inputs are small; a client without rows abstains."""
+    rows = [(torch.ones(4, D), torch.ones(4))] * 5 + [(0.1 * torch.ones(4, D), torch.ones(4))]
+    clients = dp.Federation.from_clients([*rows, (torch.zeros(0, D), torch.zeros(0))])
+    given = {"local": AUTO, "rounds": 1, "execution": dp.Execution(chunk_size=chunk_size), "secure": secure}
+    engine, _ = prepare(linear_regression(D), clients, FIXED if secure else dp.fedavg(), **given)
+    quiet = replace(engine.mechanism, votes=tuple(replace(vote, noise=1e-3) for vote in engine.mechanism.votes))
+    state, cohort, found = at_rate(engine, 10.0), engine.cohort, {}
+    request = Request(UPDATE, 1, state, quiet)
+    for chunk in cohort.chunks(torch.arange(7)):
+        updates = cohort.updates(request, state.w.float(), chunk)
+        votes = cohort.improved(chunk, updates).flatten()
+        assert bool(votes[len(chunk) :].isnan().all()), "padding abstains"
+        sent = zip((updates != 0).any(1).tolist(), votes.tolist(), strict=True)
+        found |= dict(zip(chunk.tolist(), sent, strict=False))
+    assert [found[client][0] for client in range(7)] == [False] * 5 + [True, False]
+    assert [found[client][1] for client in range(7)] == pytest.approx([0.0] * 5 + [1.0, math.nan], nan_ok=True)
+    assert cohort.collect(request, torch.arange(0)).sums.votes.tolist() == [0.0]
+    new, result = replace(engine, mechanism=quiet).step(state, Ledger.in_memory())
+    # Who abstains counts as a half. Eight deviations of the noise.
+    share = 1.5 / 7
+    assert result.extra["noisy_mean_improved"] == pytest.approx(share, abs=8e-3 / 7)
     assert float(new.memory[LOCAL_RATE]) < 10.0
-    assert float(new.memory[IMPROVED_SO_FAR]) == pytest.approx(0.7 + 0.3 / 6)
+    assert float(new.memory[IMPROVED_SO_FAR]) == pytest.approx(0.7 + 0.3 * share, abs=8e-3 / 7)
+
+
+def test_the_vote_changes_neither_the_clients_nor_the_noise_of_an_update(clients):
+    engine, _ = prepare(linear_regression(D), clients, FIXED, local=AUTO, rounds=1)
+    state, silent = at_rate(engine, 0.1), replace(engine.mechanism, votes=())
+    requests = [Request(UPDATE, 1, state, mechanism) for mechanism in (engine.mechanism, silent)]
+    ours, theirs = (engine.ask(request, Ledger.in_memory())[0].c_bar for request in requests)
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
