@@ -39,26 +39,29 @@ from tests.sizes import sized
 KILLS, ROUNDS = sized((3, 6), (20, 20))
 
 
-def settings(**more):
-    """A run of a moment; `more` are settings of any table."""
-    usual = {
+def settings(name="cdp_fedexp", **run):
+    """The text of a configuration."""
+    tables = {
         "data": {"kind": "synthetic", "clients": 12, "dimension": 6},
-        "algorithm": {"name": "cdp_fedexp", "clip": "adaptive", "noise_multiplier": 2.0},
-        "local": {"lr": 0.01, "steps": 2},
-        "run": {"rounds": ROUNDS, "device": "cpu"},
+        "algorithm": {"name": name, "clip": 0.3, "noise_multiplier": 4.0},
+        "local": {"lr": 0.01, "steps": 2, "max_examples": 8},
+        "run": {"device": "cpu", **run},
     }
-    places = {"name": "algorithm", "clip": "algorithm", "noise_multiplier": "algorithm", "max_examples": "local"}
-    for name, value in more.items():
-        usual[places.get(name, "run")][name] = value
-    return parse(usual)
+    return parse(tables).to_toml()
 
 
 @pytest.fixture
-def processes():
-    """Children of a server that has imported this file, so that each begins at once."""
+def spawn():
+    """Starts a child of a server that has imported this file, so that each begins at once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    return context
+
+    def start(target, *given):
+        process = context.Process(daemon=True, target=target, args=given)
+        process.start()
+        return process
+
+    return start
 
 
 def command(arguments, environment, said, sabotage=None):
@@ -86,22 +89,11 @@ def killed_when(owner, name, is_time):
     setattr(owner, name, call)
 
 
-def from_settings(folder: Path) -> None:
-    execute(settings(trainer="loop"), RunFolder(folder, resume=True), progress=False)
+def live(folder: Path, began=None) -> None:
+    """A script that makes a new random model whenever it is run, and goes on in the folder. The rate is voted on.
 
-
-def from_a_script(folder: Path) -> None:
-    """A script that makes a new random model whenever it is run. The rate is voted on before the first round."""
-    torch.manual_seed(0 if not (folder / checkpoint.CHECKPOINT).exists() else random.SystemRandom().getrandbits(32))
-    model, work = nn.Linear(3, 1, bias=False), dp.Sgd(lr="auto", steps=2)
-    execution = dp.Execution(device="cpu", trainer="loop")
-    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=8.0)
-    given = {"local": work, "rounds": ROUNDS, "out": folder, "execution": execution}
-    dp.train(model, small_federation(), algorithm, **given)
-
-
-def live(folder: Path, began=None, work=from_settings) -> None:
-    """Trains in the folder from wherever it stands; a byte goes to `began` when a round begins, and the last waits to be killed."""
+    A byte goes to `began` when a round begins, and the last waits to be killed.
+    """
     torch.set_num_threads(1)
     step = Engine.step
 
@@ -113,7 +105,11 @@ def live(folder: Path, began=None, work=from_settings) -> None:
         return step(self, state, *given)
 
     Engine.step = announced
-    work(folder)
+    torch.manual_seed(0 if not (folder / checkpoint.CHECKPOINT).exists() else random.SystemRandom().getrandbits(32))
+    model, execution = nn.Linear(3, 1, bias=False), dp.Execution(device="cpu", trainer="loop")
+    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=8.0)
+    given = {"local": dp.Sgd(lr="auto", steps=2), "rounds": ROUNDS, "out": folder, "execution": execution}
+    dp.train(model, small_federation(), algorithm, **given)
 
 
 def check_that_everything_released_was_charged(folder: Path) -> int:
@@ -148,21 +144,9 @@ def result_of(folder: Path):
     )
 
 
-def wait_for_first_round(began: int, process) -> None:
-    os.set_blocking(began, False)
-    while process.is_alive():
-        try:
-            if os.read(began, 1):
-                return
-        except BlockingIOError:
-            time.sleep(0.0005)
-
-
-@pytest.mark.parametrize("work", [from_a_script, *sized([], [from_settings])])
-def test_kills_at_random_moments_change_nothing(work, tmp_path, processes):
+def test_kills_at_random_moments_change_nothing(tmp_path, spawn):
     def undisturbed(folder):
-        process = processes.Process(daemon=True, target=live, args=(folder, None, work))
-        process.start()
+        process = spawn(live, folder)
         process.join()
         assert process.exitcode == 0
 
@@ -175,10 +159,10 @@ def test_kills_at_random_moments_change_nothing(work, tmp_path, processes):
         # The window follows the machine's pace, so that the kills spread over all the rounds.
         window = min(1.0, max(1e-4, window * (0.6 if done > kill * ROUNDS // KILLS else 1.2)))
         read, write = multiprocessing.Pipe(duplex=False)
-        process = processes.Process(daemon=True, target=live, args=(broken, write, work))
-        process.start()
+        process = spawn(live, broken, write)
         if done < ROUNDS - 2 and moments.random() < 0.9:
-            wait_for_first_round(read.fileno(), process)
+            while process.is_alive() and not read.poll(0.0005):
+                pass
             time.sleep(moments.uniform(0.0, window))
         process.kill()
         process.join()
@@ -195,19 +179,14 @@ def killed_between_charge_and_anchor():
     killed_when(Ledger, "_move_witnesses", lambda ledger: len(ledger) == 2)
 
 
-def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies_one_goes_on(
-    tmp_path, private, processes
-):
+def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies_one_goes_on(tmp_path, private, spawn):
     """Killed between the charge of round 2 and the move of the anchor."""
     file, folders = tmp_path / "my.toml", [tmp_path / "a", tmp_path / "b"]
-    file.write_text(settings(noise_multiplier=4.0, clip=0.3, rounds=4, secure=True, max_examples=8).to_toml())
+    file.write_text(settings(rounds=4, secure=True))
 
     def start(folder, *sabotage):
         arguments = ["train", file, "--out", folder, "--quiet"]
-        given = (arguments, {"DPFEDEXP_PRIVATE": str(private)}, f"{folder}.txt", *sabotage)
-        process = processes.Process(daemon=True, target=command, args=given)
-        process.start()
-        return process
+        return spawn(command, arguments, {"DPFEDEXP_PRIVATE": str(private)}, f"{folder}.txt", *sabotage)
 
     first = start(folders[0], killed_between_charge_and_anchor)
     first.join()
@@ -326,11 +305,9 @@ def work(rank, at, folder):
     torch.save(found, f"{folder}/{rank}.pt")
 
 
-def test_two_ranks_give_the_run_of_one_process_and_end_together(tmp_path, processes):
+def test_two_ranks_give_the_run_of_one_process_and_end_together(tmp_path, spawn):
     at = port()
-    pair = [processes.Process(daemon=True, target=work, args=(rank, at, str(tmp_path))) for rank in range(2)]
-    for process in pair:
-        process.start()
+    pair = [spawn(work, rank, at, str(tmp_path)) for rank in range(2)]
     for process in pair:
         process.join()
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
@@ -357,16 +334,14 @@ def killed_in_round_4():
     killed_when(Simulation, "collect", lambda self, request, clients: request.round == 4)
 
 
-def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_ranks(tmp_path, private, processes):
+def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_ranks(tmp_path, private, spawn):
     config, out, at = tmp_path / "run.toml", tmp_path / "out", port()
-    config.write_text(settings(name="dp_scaffold", clip=0.3, rounds=6, chunk_size=4).to_toml())
+    config.write_text(settings("dp_scaffold", rounds=6, chunk_size=4))
     pair = []
     for rank, sabotage in ((0, None), (1, killed_in_round_4)):
         arguments = ["train", config, "--out", out, "--quiet"]
         variables = environment(rank, at) | {"DPFEDEXP_PRIVATE": str(private)}
-        given = (arguments, variables, tmp_path / f"{rank}.txt", sabotage)
-        pair.append(processes.Process(daemon=True, target=command, args=given))
-        pair[-1].start()
+        pair.append(spawn(command, arguments, variables, tmp_path / f"{rank}.txt", sabotage))
     for process in pair:
         process.join(120)
     assert [process.exitcode for process in pair] == [3, -9]
