@@ -156,7 +156,7 @@ def test_under_replace_one_the_population_is_the_number_of_clients():
 
 @pytest.mark.parametrize("wrong", [0, -3, 2.5, True, "many"])
 def test_a_population_is_a_positive_whole_number(wrong):
-    with pytest.raises(dp.InputError, match="population is"):
+    with pytest.raises(dp.InputError, match=r"population is .*; it must be a positive whole number"):
         public_population("add-remove", Full(population=wrong), M)
 
 

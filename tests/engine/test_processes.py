@@ -378,11 +378,12 @@ def test_ranks_that_do_not_know_each_other_are_told_what_is_missing(world, words
 def test_a_rank_that_stops_beating_is_given_up(monkeypatch):
     """As when a machine loses its network: no connection is closed."""
     monkeypatch.setattr(distributed, "EVERY", 0.05)
+    monkeypatch.setattr(distributed, "GONE_AFTER", 0.5)
     given_up = threading.Event()
     monkeypatch.setattr(distributed.Heartbeat, "_give_up", lambda self, other: given_up.set())
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     store.set("beat/1", "0")
-    watch = distributed.Heartbeat(store, 0, 2, gone_after=0.5)
+    watch = distributed.Heartbeat(store, 0, 2)
     threading.Thread(target=watch._run, daemon=True).start()
     for beat in range(20):
         store.set("beat/1", str(beat))

@@ -29,15 +29,12 @@ def trained(name, device, **options):
     return run, weights(run).cpu()
 
 
-@pytest.fixture(params=[SHORT, 0], ids=["on the processor", "on the GPU"])
-def place(request, monkeypatch):
-    monkeypatch.setattr("dpfedexp.algorithms.round.SHORT", request.param)
-
-
 @needs_gpu
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("longest", [SHORT, 0], ids=["server on the processor", "server on the GPU"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_gpu_trains_what_a_processor_trains(name, place):
+def test_a_gpu_trains_what_a_processor_trains(name, longest, monkeypatch):
+    monkeypatch.setattr("dpfedexp.algorithms.round.SHORT", longest)
     (there, w), (here, right) = (trained(name, device) for device in ("cuda", "cpu"))
     assert torch.allclose(w, right, rtol=1e-3, atol=1e-4)
     assert [r["eta_g"] for r in there.history] == pytest.approx([r["eta_g"] for r in here.history], rel=1e-3)

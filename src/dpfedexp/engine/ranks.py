@@ -66,10 +66,6 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def world() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
 def share(sizes: Tensor, number: int, of: int) -> Tensor:
     """The positions of the clients that rank `number` of `of` ranks trains.
 
@@ -98,7 +94,7 @@ class RankCohort(Cohort):
     @classmethod
     def current(cls) -> Self | None:
         """The cohort of this process's group; None where the process runs alone."""
-        if world() == 1:
+        if not dist.is_initialized() or dist.get_world_size() == 1:
             return None
         try:
             return cls(dist.get_rank(), dist.get_world_size(), Heartbeat.start())
@@ -336,7 +332,6 @@ class Heartbeat:
     store: dist.TCPStore
     rank: int
     world: int
-    gone_after: float = GONE_AFTER
     stopped: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
@@ -375,7 +370,7 @@ class Heartbeat:
             for other, beat in beats.items():
                 if beat != seen[other][0]:
                     seen[other] = (beat, now)
-                elif now - seen[other][1] > self.gone_after:
+                elif now - seen[other][1] > GONE_AFTER:
                     self._give_up(other)
                     return
 
