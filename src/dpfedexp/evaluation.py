@@ -231,7 +231,7 @@ def _own(metrics: Mapping[str, Metric]) -> Measure:
             )
         return outputs.cpu(), targets.cpu()
 
-    def measure(*parts: Sequence[Tensor]) -> dict[str, float]:
+    def measure(*parts: tuple[Tensor, ...]) -> dict[str, float]:
         outputs, targets = map(torch.cat, parts)
         found = {}
         for name, metric in metrics.items():

@@ -211,15 +211,13 @@ Norms = Callable[[], tuple[float, float]]
 FIRST_LOOK = 20
 """Rounds before the monitor first looks for a signal; it looks again after 2, 4, 8, … times as many."""
 EARLY = 1.0
-"""While rounds are left, "drowned" is reported only if the model's path is within this many standard deviations of a random walk:
-by then, most weak signals show."""
+"""While rounds are left, "drowned" is reported only within this many standard deviations of a random walk."""
 WINDOW = 10
 """Rounds that must agree before the monitor reports a trend."""
 FEWEST = 5
 """A run of fewer rounds is too short for a verdict."""
 MOVING_CLIP = 2.0
-"""A clip that rises by this factor within `WINDOW` rounds, in each of them, has not settled: the noise of its count alone does that
-less than once in 500 runs."""
+"""A clip that rises in each of `WINDOW` rounds, by this factor in all: noise alone does that less than once in 500 runs."""
 MIN_CHANGE = 0.01
 """A loss that changed by less than this share counts as unchanged; so does an accuracy that rose by less."""
 CLIMBING = 5
