@@ -162,18 +162,14 @@ def test_an_evaluation_begins_anew_and_sees_targets_that_were_changed():
     assert measure(MODEL)["test_r2"] == pytest.approx(1 - 14 / 8)
 
 
-def draws(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize(
     ("kind", "loss", "rate", "rounds"), [("Linear", "mse", 0.4, 60), ("Logistic", "bce", 2.0, 200)]
 )
 def test_a_regression_without_privacy_ends_where_scikit_learns_does(kind, loss, rate, rounds):
     """Equal clients that take one full-batch step a round are gradient descent on all rows, and nothing broadcasts."""
     regression = getattr(pytest.importorskip("sklearn.linear_model"), f"{kind}Regression")
-    x = draws(40, 10, 3)
-    y = x @ torch.tensor([1.0, -1.0, 0.5]) + draws(40, 10, seed=7) - 0.2
+    x, noise = torch.from_numpy(outputs_of(40, 10, 3)), torch.from_numpy(outputs_of(40, 10, seed=7))
+    y = x @ torch.tensor([1.0, -1.0, 0.5]) + noise - 0.2
     y = (y > 0).long() if kind == "Logistic" else y
     flat, answers = x.flatten(0, 1), y.flatten()
     exact = regression(C=np.inf, tol=1e-10, max_iter=1000) if kind == "Logistic" else regression()

@@ -5,7 +5,7 @@ Metrics are computed from counts and sums over the whole test set, never as mean
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -152,38 +152,34 @@ def on_test_set(
     return evaluate
 
 
-class Shares:
-    """Fractions of correct predictions. Each part is a function of a batch: (which are correct, how many count)."""
-
-    def __init__(self, **parts: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int]]) -> None:
-        self.parts = parts
-        self.found: dict[str, tuple[Any, Any]] = dict.fromkeys(parts, (0, 0))
-
-    def add(self, outputs: Tensor, targets: Tensor) -> None:
-        for name, part in self.parts.items():
-            (before, all_before), (right, counted) = self.found[name], part(outputs, targets)
-            self.found[name] = before + right.sum(), all_before + counted
-
-    def result(self) -> dict[str, float]:
-        return {
-            f"test_{name}": int(right) / int(counted) for name, (right, counted) in self.found.items() if int(counted)
-        }
-
-
 @dataclass
-class CollectedOutputs:
-    """A metric of all examples together: `keep` stores a part of every batch, and `measure` computes the metric at the end."""
+class Measure:
+    """A metric of a test set: `keep` reduces each batch of outputs and targets, and `read` computes metrics from all batches."""
 
-    keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    measure: Callable[[Tensor, Tensor], dict[str, float]]
-    parts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    name: str
+    keep: Callable[[Tensor, Tensor], tuple[Any, ...]]
+    read: Callable[..., dict[str, float]]
+    parts: list[tuple[Any, ...]] = field(default_factory=list)
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
         self.parts.append(self.keep(outputs, targets))
 
     def result(self) -> dict[str, float]:
-        outputs, targets = map(torch.cat, zip(*self.parts, strict=True))
-        return self.measure(outputs, targets)
+        return self.read(*zip(*self.parts, strict=True))
+
+
+def share(name: str, part: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int]]) -> Measure:
+    """The share of correct predictions; `part` is a function of a batch: (which are correct, how many count)."""
+
+    def keep(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | int]:
+        right, counted = part(outputs, targets)
+        return right.sum(), counted
+
+    def read(right: Sequence[Tensor], counted: Sequence[Tensor | int]) -> dict[str, float]:
+        total = sum(map(int, counted))
+        return {f"test_{name}": sum(map(int, right)) / total} if total else {}
+
+    return Measure(name, keep, read)
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
@@ -201,37 +197,29 @@ def auc(scores: Tensor, positive: Tensor) -> float:
     return (float(ranks[positive].sum()) - p * (p + 1) / 2) / (p * q)
 
 
-class Errors:
+def errors(targets: Tensor, log: bool) -> Measure:
     """Mean absolute and root mean squared error over all numbers, and R² (the mean over the outputs, if there are several).
 
     R² is 1 − Σ(target − prediction)²/Σ(target − mean)². It is undefined, and left out, if a column of targets is constant.
     """
+    rows = targets.flatten(1) if targets.dim() > 1 else targets[:, None]
+    mean = rows.double().mean(0)
+    spread = sum(((part.double() - mean).square().sum(0) for part in rows.split(65536)), torch.zeros_like(mean))
 
-    def __init__(self, targets: Tensor, log: bool) -> None:
-        rows = targets.flatten(1) if targets.dim() > 1 else targets[:, None]
-        mean = rows.double().mean(0)
-        self.spread = torch.zeros_like(mean)
-        for part in rows.split(65536):
-            self.spread += (part.double() - mean).square().sum(0)
-        self.log = log
-        self.squares, self.absolute, self.count = torch.zeros_like(mean), 0.0, 0
-
-    def add(self, outputs: Tensor, targets: Tensor) -> None:
-        predicted = outputs.exp() if self.log else outputs
+    def keep(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        predicted = outputs.exp() if log else outputs
         off = (predicted.double().reshape(targets.shape) - targets.double()).reshape(len(targets), -1)
-        self.squares += off.square().sum(0)
-        self.absolute += float(off.abs().sum())
-        self.count += off.numel()
+        return off.square().sum(0), off.abs().sum()
 
-    def result(self) -> dict[str, float]:
-        found = {"test_mae": self.absolute / self.count, "test_rmse": math.sqrt(float(self.squares.sum()) / self.count)}
-        if bool((self.spread > 0).all()):
-            found["test_r2"] = float((1 - self.squares / self.spread).mean())
+    def read(squares: Sequence[Tensor], absolute: Sequence[Tensor]) -> dict[str, float]:
+        square = sum(squares, torch.zeros_like(mean))
+        found = {"test_mae": float(sum(absolute)) / targets.numel()}
+        found["test_rmse"] = math.sqrt(float(square.sum()) / targets.numel())
+        if bool((spread > 0).all()):
+            found["test_r2"] = float((1 - square / spread).mean())
         return found
 
-
-Measure = Shares | CollectedOutputs | Errors
-"""A metric accumulator: `add` takes a batch of outputs and targets, `result` returns the metrics."""
+    return Measure("errors", keep, read)
 
 
 def _own(metrics: Mapping[str, Metric]) -> Measure:
@@ -243,7 +231,8 @@ def _own(metrics: Mapping[str, Metric]) -> Measure:
             )
         return outputs.cpu(), targets.cpu()
 
-    def measure(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    def measure(*parts: tuple[Tensor, ...]) -> dict[str, float]:
+        outputs, targets = map(torch.cat, parts)
         found = {}
         for name, metric in metrics.items():
             try:
@@ -261,7 +250,7 @@ def _own(metrics: Mapping[str, Metric]) -> Measure:
                 ) from None
         return found
 
-    return CollectedOutputs(keep, measure)
+    return Measure("own", keep, measure)
 
 
 def check_metrics(metrics: Any) -> None:
@@ -301,17 +290,17 @@ def measures(traits: LossTraits, outputs: Any, targets: Tensor) -> list[Measure]
 
     match traits.kind:
         case "binary" if zero_one and single:
-            return [Shares(accuracy=lambda o, t: (right(o, t), len(t))), *_auc(targets, lambda o: o)]
+            return [share("accuracy", lambda o, t: (right(o, t), len(t))), *_auc(targets, lambda o: o)]
         case "binary" if zero_one:
-            every = {"label_accuracy": lambda o, t: (right(o, t), t.numel())}
-            return [Shares(**every, exact_match=lambda o, t: (right(o, t).all(1), len(t)))]
+            labels = share("label_accuracy", lambda o, t: (right(o, t), t.numel()))
+            return [labels, share("exact_match", lambda o, t: (right(o, t).all(1), len(t)))]
         case "numbers":
-            return [Errors(targets, traits.log)]
+            return [errors(targets, traits.log)]
         # The outputs for a custom loss may be logits or probabilities; the AUC depends only on their order.
         case "unknown" if zero_one:
             return _auc(targets, lambda o: o) if single else []
         case "unknown" if targets.is_floating_point():
-            return [Errors(targets, log=False)]
+            return [errors(targets, log=False)]
     return []
 
 
@@ -319,7 +308,7 @@ def majority_share(loss: Loss, outputs: Any, targets: Tensor) -> float | None:
     """Compute the accuracy of always predicting the most frequent class of the targets; None where accuracy is not defined."""
     traits = loss_traits(loss)
     taken = measures(traits, outputs, targets)
-    if not any(isinstance(one, Shares) and "accuracy" in one.parts for one in taken):
+    if not any(one.name == "accuracy" for one in taken):
         return None
     labels = targets[targets != traits.ignored].flatten()
     return int(labels.unique(return_counts=True)[1].max()) / len(labels)
@@ -336,13 +325,15 @@ def _of_classes(traits: LossTraits, targets: Tensor, classes: int) -> list[Measu
         return (counts & False, 0) if at is None else ((outputs.argmax(at) == targets) & counts, counts.sum())
 
     two = classes == 2 and targets.dim() == 1 and len(labels) == len(targets)
-    return [Shares(accuracy=highest), *(_auc(targets, lambda o: o[:, 1] - o[:, 0]) if two else [])]
+    return [share("accuracy", highest), *(_auc(targets, lambda o: o[:, 1] - o[:, 0]) if two else [])]
 
 
 def _auc(targets: Tensor, score: Callable[[Tensor], Tensor]) -> list[Measure]:
     """Return the AUC of class 1 against class 0 if both occur in the targets. All scores are kept, because AUC needs ranks."""
     if not bool((targets > 0.5).any()) or not bool((targets < 0.5).any()):
         return []
-    return [
-        CollectedOutputs(lambda o, t: (score(o).flatten(), t.flatten() > 0.5), lambda s, p: {"test_auc": auc(s, p)})
-    ]
+
+    def keep(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return score(outputs).flatten(), targets.flatten() > 0.5
+
+    return [Measure("auc", keep, lambda scores, positive: {"test_auc": auc(torch.cat(scores), torch.cat(positive))})]

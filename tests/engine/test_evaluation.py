@@ -19,6 +19,7 @@ from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import AdviceWarning, InputError, RoundFailed
 from dpfedexp.report.page import read_run, run_section
 from tests.arguments import arguments
+from tests.engine.small import crash_after, crash_in
 from tests.sizes import long, sized
 
 M, ROUNDS = 60, 4
@@ -59,13 +60,6 @@ def run_of(algorithm=ALGORITHM, kind="classes", **more):
     return dp.train(model_for(kind), clients, algorithm, loss=LOSSES.get(kind), **arguments(given))
 
 
-def truth(run, kind, clients):
-    """What the same clients measure of the run's model, without noise."""
-    loss = LOSSES.get(kind)
-    engine, _ = prepare(run.model, clients, dp.fedavg(), local=LOCAL, rounds=1, loss=loss, evaluate_every=1)
-    return engine.evaluate(engine.begin(), Ledger.in_memory())
-
-
 def by_hand(model, kind, clients):
     """The true metrics, without bins: every client counts the same, and so does every row of a client."""
     rows = [clients.client(number) for number in range(len(clients))]
@@ -74,9 +68,9 @@ def by_hand(model, kind, clients):
     with torch.no_grad():
         outputs = model(x)
     if kind in ("classes", "binary"):
-        measure = nn.functional.cross_entropy if kind == "classes" else nn.functional.binary_cross_entropy_with_logits
-        losses = measure(outputs, y, reduction="none").clamp_max(2 * math.log(3 if kind == "classes" else 2))
-        right = outputs.argmax(1) == y if kind == "classes" else (outputs > 0) == (y > 0.5)
+        logits = outputs if kind == "classes" else torch.stack([torch.zeros_like(outputs), outputs], dim=1)
+        losses = nn.functional.cross_entropy(logits, y.long(), reduction="none")
+        losses, right = losses.clamp_max(2 * math.log(logits.shape[1])), logits.argmax(1) == y
         found = {"clients_loss": weights @ losses.double(), "clients_accuracy": weights @ right.double()}
         if kind == "binary":
             above = (outputs[:, None] > outputs[None]).double()
@@ -114,7 +108,7 @@ def test_what_is_measured_is_what_the_model_does_on_the_clients_rows(kind):
     run = run_of(dp.dp_fedavg(clip=0.5, target_epsilon=1e5), kind, evaluate_every=2)
     measured = [[name for name in record if name.startswith("clients_")] for record in run.history]
     assert [bool(names) for names in measured] == [False, True, False, True]
-    for name, value in truth(run, kind, federation(kind)).items():
+    for name, value in by_hand(run.model, kind, federation(kind)).items():
         assert run.history[-1][name] == pytest.approx(value, abs=0.1), name
 
 
@@ -141,40 +135,29 @@ def test_a_client_holds_out_its_share_and_one_with_few_rows_none():
 
 @pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize(
-    ("moment", "secure"), [("before the charge", False), ("after the charge", False), ("after the charge", True)]
+    ("owner", "name", "secure"),
+    [(Engine, "ask", False), (OpenRun, "add_to_last_record", False), (OpenRun, "add_to_last_record", True)],
+    ids=["before the charge", "after the charge", "after the charge, secure"],
 )
-def test_a_crash_in_a_measurement_costs_no_round_and_asks_nothing_twice(tmp_path, monkeypatch, moment, secure):
-    whole = run_of(secure=secure, out=tmp_path / "whole", evaluate_every=2)
-    name = "ask" if moment == "before the charge" else "add_to_last_record"
-    inner = getattr(Engine if name == "ask" else OpenRun, name)
-
-    def dies(self, *given):
-        if name == "add_to_last_record" or given[0].purpose == EVALUATION:
-            raise KeyboardInterrupt
-        return inner(self, *given)
-
+def test_a_crash_in_a_measurement_costs_no_round_and_asks_nothing_twice(tmp_path, monkeypatch, owner, name, secure):
+    """The attack: the statement left out the measurement that was due, and `verify` called an honest claim false."""
+    given, folder = {"secure": secure, "evaluate_every": 2}, tmp_path / "run"
+    whole = run_of(**given)
     with monkeypatch.context() as patched:
-        patched.setattr(Engine if name == "ask" else OpenRun, name, dies)
+        crash_in(patched, owner, name, 1, before=True, error=KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
-            run_of(secure=secure, out=tmp_path / "run", evaluate_every=2)
-    run = run_of(secure=secure, out=tmp_path / "run", evaluate_every=2)
-    assert outcome(verify_run(tmp_path / "run")) == "holds"
-    asked = [entry.round for entry in run.ledger.entries if entry.event.question]
-    assert asked == [2, 4]
+            run_of(out=folder, **given)
+    assert outcome(verify_run(folder)) == "holds"
+    planned = json.loads((folder / "privacy.json").read_text())["epsilon_total"]
+    assert planned == pytest.approx(whole.privacy.epsilon_total)
+    run = run_of(out=folder, **given)
+    assert outcome(verify_run(folder)) == "holds"
+    assert [entry.round for entry in run.ledger.entries if entry.event.question] == [2, 4]
     assert len(run.ledger.entries) == len(whole.ledger.entries)
     assert run.privacy.epsilon_total == pytest.approx(whole.privacy.epsilon_total)
-    lost = secure and moment == "after the charge"
-    assert ("clients_accuracy" in run.history[1]) != lost
+    assert ("clients_accuracy" in run.history[1]) != secure
     if not secure:
         assert [{**line, "seconds": 0} for line in run.history] == [{**line, "seconds": 0} for line in whole.history]
-
-
-def test_early_stopping_may_watch_what_clients_measure():
-    stop = dp.EarlyStopping("clients_loss", patience=1)
-    assert stop.source == "private"
-    run = run_of(dp.dp_fedavg(clip=1e-6, target_epsilon=100.0), on_round=stop, evaluate_every=1)
-    assert run.stopped
-    assert "clients_loss" in run.stopped
 
 
 def test_in_a_secure_run_what_a_client_measures_depends_on_no_other_client():
@@ -203,23 +186,6 @@ def test_dropout_is_off_while_clients_measure():
     assert found[0] == found[1]
 
 
-def test_a_run_that_ends_in_a_measurement_claims_what_was_planned(tmp_path, monkeypatch):
-    """The attack: the statement left out the measurement that was due, and `verify` called an honest claim false."""
-    inner = Engine.ask
-
-    def dies(self, request, *given):
-        if request.purpose == EVALUATION:
-            raise KeyboardInterrupt
-        return inner(self, request, *given)
-
-    monkeypatch.setattr(Engine, "ask", dies)
-    with pytest.raises(KeyboardInterrupt):
-        run_of(dp.dp_fedavg(clip=0.5, target_epsilon=8.0), out=tmp_path / "run", evaluate_every=2)
-    assert outcome(verify_run(tmp_path / "run")) == "holds"
-    claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert claim["epsilon_total"] == pytest.approx(8.0, rel=1e-3)
-
-
 def test_an_uncharged_measurement_is_found(tmp_path):
     run_of(evaluate=None, out=tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
@@ -231,11 +197,7 @@ def test_an_uncharged_measurement_is_found(tmp_path):
 def test_a_second_run_on_a_ledger_verifies_with_its_own_measurements(tmp_path):
     book = tmp_path / "book.jsonl"
     run_of(evaluate=None, ledger=book)
-
-    def stop(record):
-        raise dp.Stop
-
-    run_of(ledger=book, out=tmp_path / "second", on_round=stop, evaluate_every=2)
+    run_of(ledger=book, out=tmp_path / "second", on_round=crash_after(1, dp.Stop), evaluate_every=2)
     for suffix in ("", ".head"):
         (tmp_path / "second" / f"ledger.jsonl{suffix}").write_bytes((tmp_path / f"book.jsonl{suffix}").read_bytes())
     assert outcome(verify_run(tmp_path / "second")) == "holds"
@@ -249,28 +211,23 @@ def test_without_privacy_measurements_are_no_rounds(tmp_path):
 
 def test_a_complete_run_measures_nothing_more(tmp_path, monkeypatch):
     """The attack: a run whose last measurement was interrupted measured other clients when it was resumed."""
-    inner = Engine.evaluate
+    folder, found = tmp_path / "run", []
     with monkeypatch.context() as patched:
-        patched.setattr(Engine, "evaluate", lambda self, *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        crash_in(patched, Engine, "evaluate", ROUNDS, before=True, error=KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
-            run_of(out=tmp_path / "run", evaluate_every=ROUNDS)
-    assert inner is Engine.evaluate
-    run = run_of(out=tmp_path / "run", evaluate_every=ROUNDS, clients=federation(seed=5))
+            run_of(out=folder)
+    found.append(json.loads((folder / "status.json").read_text()))
+    run = run_of(out=folder, clients=federation(seed=5))
+    found.append(json.loads((folder / "status.json").read_text()))
     assert not any(name.startswith("clients_") for name in run.history[-1])
+    assert [(one["status"], one["reason"]) for one in found] == [("failed", "it was interrupted."), ("completed", "")]
 
 
 def test_too_few_answers_to_a_measurement_do_not_end_training(monkeypatch):
-    inner = Engine.ask
-
-    def fails(self, request, *given):
-        if request.purpose == EVALUATION:
-            raise RoundFailed("the evaluation failed.")
-        return inner(self, request, *given)
-
-    monkeypatch.setattr(Engine, "ask", fails)
+    crash_in(monkeypatch, Engine, "ask", 1, before=True, error=RoundFailed("the evaluation failed."))
     with pytest.warns(AdviceWarning, match="the evaluation failed"):
         run = run_of()
-    assert len(run.history) == ROUNDS
+    assert ["clients_loss" in record for record in run.history] == [False] + [True] * (ROUNDS - 1)
 
 
 def test_another_algorithm_a_sampled_cohort_and_add_remove_measure_too():
@@ -290,14 +247,8 @@ def test_an_interval_is_as_wide_as_clients_that_were_not_asked_make_it(asked):
 
 
 def test_fit_measures_and_says_so(tmp_path):
-    run = dp.fit(
-        model_for(),
-        federation(),
-        epsilon=100,
-        rounds=4,
-        evaluate=dp.Evaluation("clients", held_out=0.2),
-        out=tmp_path / "r",
-    )
+    given = {"evaluate": dp.Evaluation("clients", held_out=0.2), "rounds": 4, "out": tmp_path / "r"}
+    run = dp.fit(model_for(), federation(), epsilon=100, **given)
     assert "measured the model on rows of their own" in run.privacy.text
     assert "clients_accuracy" in dp.Run.load(tmp_path / "r").history[-1]
     assert outcome(verify_run(tmp_path / "r")) == "holds"
@@ -305,34 +256,34 @@ def test_fit_measures_and_says_so(tmp_path):
 
 def test_evaluations_that_are_only_noise_are_counted_at_the_end():
     """Clients with few rows hold none out: the history had no metrics of the clients, and nothing said so."""
-    small = dp.Federation.from_clients(
-        [(torch.randn(1 + 4 * (n < 3), 5), torch.zeros(1 + 4 * (n < 3)).long()) for n in range(200)]
-    )
-    with pytest.warns(
-        AdviceWarning, match="5 of 5 evaluations by the clients were only noise and are not in the history"
-    ):
+    sizes = [5, 5, 5] + [1] * 197
+    small = dp.Federation.from_clients([(torch.randn(n, 5), torch.zeros(n).long()) for n in sizes])
+    words = "5 of 5 evaluations by the clients were only noise and are not in the history"
+    with pytest.warns(AdviceWarning, match=words):
         run = dp.fit(torch.nn.Linear(5, 2), small, epsilon=8, rounds=5, evaluate=dp.Evaluation("clients", held_out=0.2))
     assert "evaluation-lost" in [one.code for one in run.advice]
     assert not any(name.startswith("clients_") for record in run.history for name in record)
 
 
-def test_refusals():
-    with pytest.raises(InputError, match="evaluate is 'clients' in a local setting"):
-        run_of(dp.ldp_fedexp(clip=0.5, noise_multiplier=1.0))
-    with pytest.raises(InputError, match=r"held_out is 0\.2; it must be from 0 to below 1, with Evaluation"):
-        dp.Evaluation(lambda model: {}, held_out=0.2)
-    with pytest.raises(InputError, match="it must be from 0 to below 1"):
-        run_of(held_out=1.0)
-    with pytest.raises(InputError, match="no client has enough rows to hold some out"):
-        run_of(held_out=0.05)
-    with pytest.raises(InputError, match="noise_cohort is 500 with evaluate='clients'"):
-        run_of(noise_cohort=500, participation=dp.FixedSize(20))
-    with pytest.raises(InputError, match="begin with clients_ are for what clients measure"):
-        run_of(evaluate=lambda model: {"clients_loss": 1.0})
-    with pytest.raises(InputError, match="rounds is '10'"):
-        run_of(rounds="10")
-    with pytest.raises(InputError, match="or 'clients'"):
-        run_of(evaluate="client")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"algorithm": dp.ldp_fedexp(clip=0.5, noise_multiplier=1.0)}, "evaluate is 'clients' in a local setting"),
+        (
+            {"evaluate": lambda model: {}, "held_out": 0.2},
+            r"held_out is 0\.2; it must be from 0 to below 1, with Evaluation",
+        ),
+        ({"held_out": 1.0}, "it must be from 0 to below 1"),
+        ({"held_out": 0.05}, "no client has enough rows to hold some out"),
+        ({"noise_cohort": 500, "participation": dp.FixedSize(20)}, "noise_cohort is 500 with evaluate='clients'"),
+        ({"evaluate": lambda model: {"clients_loss": 1.0}}, "begin with clients_ are for what clients measure"),
+        ({"rounds": "10"}, "rounds is '10'"),
+        ({"evaluate": "client"}, "or 'clients'"),
+    ],
+)
+def test_what_can_not_be_measured_is_refused(options, words):
+    with pytest.raises(InputError, match=words):
+        run_of(**options)
 
 
 @long
@@ -356,40 +307,16 @@ def test_intervals_of_whole_runs_cover_in_95_per_cent(kind):
         assert 0.92 <= sum(found) / len(found) <= 0.98, key
 
 
-def dies_in_the_evaluation(after, error):
-    """The engine's `evaluate` that raises after this round."""
-    inner = Engine.evaluate
-
-    def evaluate(self, state, *given):
-        if state.round == after:
-            raise error
-        return inner(self, state, *given)
-
-    return evaluate
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("odd")])
 def test_callbacks_get_a_round_whose_measurement_was_interrupted_or_failed(tmp_path, monkeypatch, error):
     heard = []
-    monkeypatch.setattr(Engine, "evaluate", dies_in_the_evaluation(2, error))
+    crash_in(monkeypatch, Engine, "evaluate", 2, before=True, error=error)
     with pytest.raises(type(error)):
         run_of(out=tmp_path / "run", evaluate_every=1, on_round=heard.append)
     assert [record["round"] for record in heard] == [1, 2]
     assert ["clients_loss" in record for record in heard] == [True, False]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
-
-
-def test_an_interrupt_in_the_last_measurement_is_the_reason_in_the_status(tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(Engine, "evaluate", dies_in_the_evaluation(ROUNDS, KeyboardInterrupt()))
-        with pytest.raises(KeyboardInterrupt):
-            run_of(out=tmp_path / "run")
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert (status["status"], status["round"], status["reason"]) == ("failed", ROUNDS, "it was interrupted.")
-    run_of(out=tmp_path / "run")
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert (status["status"], status["reason"]) == ("completed", "")
 
 
 def test_a_loss_at_its_bound_is_marked_in_history_and_page(tmp_path):
@@ -418,11 +345,8 @@ def test_too_few_clients_for_their_own_evaluation_are_told_how_many_it_takes():
 
 
 def test_a_run_that_ends_on_a_round_without_a_measurement_is_shown():
-    def stop(record):
-        return dp.Stop("enough") if record["round"] == 3 else None
-
     test = (torch.randn(6, 5), torch.tensor([0, 1, 2, 0, 1, 2]))
-    run = run_of(evaluate=dp.Evaluation(test, every=5), on_round=stop)
+    run = run_of(evaluate=dp.Evaluation(test, every=5), on_round=crash_after(3, dp.Stop))
     assert run.baselines
     assert "test_accuracy" not in run.history[-1]
     assert "3 rounds" in repr(run)

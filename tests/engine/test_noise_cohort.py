@@ -13,29 +13,20 @@ from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.runner import OF_LARGER_DEPLOYMENT, show
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError
+from dpfedexp.models import linear_regression
 from dpfedexp.report.page import report
 from tests.arguments import arguments
 from tests.engine.small import random_rows
 
-CLIENTS, WIDTH = 40, 400
 LOCAL = Sgd(lr=0.1, steps=1)
-
-
-def federation() -> Federation:
-    return Federation.from_clients(random_rows([4] * CLIENTS, WIDTH))
-
-
-def model() -> torch.nn.Module:
-    network = torch.nn.Sequential(torch.nn.Linear(WIDTH, 1, bias=False), torch.nn.Flatten(0))
-    torch.nn.init.zeros_(network[0].weight)
-    return network
+PROBLEM = linear_regression(400), Federation.from_clients(random_rows([4] * 40, 400))
 
 
 def released(participation, noise_cohort, z: float = 3.0, population=None, rule=dp_fedavg):
     """The first released mean."""
     algorithm = rule(clip=0.5, noise_multiplier=z, average_last=1)
     who = {"participation": participation, "population": population, "noise_cohort": noise_cohort}
-    simulation, _ = prepare(model(), federation(), algorithm, local=LOCAL, rounds=1, **arguments(who))
+    simulation, _ = prepare(*PROBLEM, algorithm, local=LOCAL, rounds=1, **arguments(who))
     state, _ = simulation.step(simulation.begin(), Ledger.in_memory())
     return simulation, state.w
 
@@ -83,7 +74,7 @@ def test_what_is_charged_has_the_rate_of_the_deployment(participation, kind):
 def test_what_can_not_stand_for_a_larger_cohort_is_refused(algorithm, options, sentence):
     given = {"local": LOCAL, "noise_cohort": 400, "participation": FixedSize(10), **options}
     with pytest.raises(InputError, match=sentence):
-        train(model(), federation(), algorithm(clip=0.5, noise_multiplier=1.0), rounds=1, **arguments(given))
+        train(*PROBLEM, algorithm(clip=0.5, noise_multiplier=1.0), rounds=1, **arguments(given))
 
 
 @pytest.mark.usefixtures("untried")
@@ -91,12 +82,11 @@ def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_p
     """`repr`, the notebook's views, a saved run, its page and its progress line: each says that the promise is another's."""
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
     given = {"local": LOCAL, "rounds": 2, "participation": FixedSize(10), "noise_cohort": 400}
-    run = train(model(), federation(), algorithm, evaluate=lambda network: {"test_size": 1.0}, **arguments(given))
+    run = train(*PROBLEM, algorithm, evaluate=lambda network: {"test_size": 1.0}, **arguments(given))
     assert run.privacy.epsilon_total > 0
     caveat = "the promise of a larger deployment with 400 clients in a round, and none to the clients of this run"
-    for view in (repr(run.privacy), run.privacy._repr_html_().partition("<details>")[0], repr(run)):
-        assert caveat in view
-    assert caveat in run._repr_html_().partition("<details>")[0]
+    for view in (repr(run.privacy), repr(run), run.privacy._repr_html_(), run._repr_html_()):
+        assert caveat in view.partition("<details>")[0]
     assert "larger deployment, in which 400 of 1600 clients take part" in run.privacy.text
     assert "It promises nothing to the clients whose data it used." in run.privacy.text
     assert f"ε {OF_LARGER_DEPLOYMENT}" in show(run.history[-1], OF_LARGER_DEPLOYMENT)

@@ -10,10 +10,8 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,11 +25,9 @@ from dpfedexp.cli import main
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load, parse
 from dpfedexp.core.local_rate import scale_rounds
-from dpfedexp.core.sums import VoteSpec
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine import ranks as distributed
 from dpfedexp.engine.engine import Engine
-from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.verify import outcome, verify_run
@@ -43,26 +39,29 @@ from tests.sizes import sized
 KILLS, ROUNDS = sized((3, 6), (20, 20))
 
 
-def settings(**more):
-    """A run of a moment; `more` are settings of any table."""
-    usual = {
+def settings(name="cdp_fedexp", **run):
+    """The text of a configuration."""
+    tables = {
         "data": {"kind": "synthetic", "clients": 12, "dimension": 6},
-        "algorithm": {"name": "cdp_fedexp", "clip": "adaptive", "noise_multiplier": 2.0},
-        "local": {"lr": 0.01, "steps": 2},
-        "run": {"rounds": ROUNDS, "device": "cpu"},
+        "algorithm": {"name": name, "clip": 0.3, "noise_multiplier": 4.0},
+        "local": {"lr": 0.01, "steps": 2, "max_examples": 8},
+        "run": {"device": "cpu", **run},
     }
-    places = {"name": "algorithm", "clip": "algorithm", "noise_multiplier": "algorithm", "max_examples": "local"}
-    for name, value in more.items():
-        usual[places.get(name, "run")][name] = value
-    return parse(usual)
+    return parse(tables).to_toml()
 
 
 @pytest.fixture
-def processes():
-    """Children of a server that has imported this file, so that each begins at once."""
+def spawn():
+    """Starts a child of a server that has imported this file, so that each begins at once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    return context
+
+    def start(target, *given):
+        process = context.Process(daemon=True, target=target, args=given)
+        process.start()
+        return process
+
+    return start
 
 
 def command(arguments, environment, said, sabotage=None):
@@ -90,22 +89,11 @@ def killed_when(owner, name, is_time):
     setattr(owner, name, call)
 
 
-def from_settings(folder: Path) -> None:
-    execute(settings(trainer="loop"), RunFolder(folder, resume=True), progress=False)
+def live(folder: Path, began=None) -> None:
+    """A script that makes a new random model whenever it is run, and goes on in the folder. The rate is voted on.
 
-
-def from_a_script(folder: Path) -> None:
-    """A script that makes a new random model whenever it is run. The rate is voted on before the first round."""
-    torch.manual_seed(0 if not (folder / checkpoint.CHECKPOINT).exists() else random.SystemRandom().getrandbits(32))
-    model, work = nn.Linear(3, 1, bias=False), dp.Sgd(lr="auto", steps=2)
-    execution = dp.Execution(device="cpu", trainer="loop")
-    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=8.0)
-    given = {"local": work, "rounds": ROUNDS, "out": folder, "execution": execution}
-    dp.train(model, small_federation(), algorithm, **given)
-
-
-def live(folder: Path, began=None, work=from_settings) -> None:
-    """Trains in the folder from wherever it stands; a byte goes to `began` when a round begins, and the last waits to be killed."""
+    A byte goes to `began` when a round begins, and the last waits to be killed.
+    """
     torch.set_num_threads(1)
     step = Engine.step
 
@@ -117,7 +105,11 @@ def live(folder: Path, began=None, work=from_settings) -> None:
         return step(self, state, *given)
 
     Engine.step = announced
-    work(folder)
+    torch.manual_seed(0 if not (folder / checkpoint.CHECKPOINT).exists() else random.SystemRandom().getrandbits(32))
+    model, execution = nn.Linear(3, 1, bias=False), dp.Execution(device="cpu", trainer="loop")
+    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=8.0)
+    given = {"local": dp.Sgd(lr="auto", steps=2), "rounds": ROUNDS, "out": folder, "execution": execution}
+    dp.train(model, small_federation(), algorithm, **given)
 
 
 def check_that_everything_released_was_charged(folder: Path) -> int:
@@ -152,21 +144,9 @@ def result_of(folder: Path):
     )
 
 
-def wait_for_first_round(began: int, process) -> None:
-    os.set_blocking(began, False)
-    while process.is_alive():
-        try:
-            if os.read(began, 1):
-                return
-        except BlockingIOError:
-            time.sleep(0.0005)
-
-
-@pytest.mark.parametrize("work", [from_a_script, *sized([], [from_settings])])
-def test_kills_at_random_moments_change_nothing(work, tmp_path, processes):
+def test_kills_at_random_moments_change_nothing(tmp_path, spawn):
     def undisturbed(folder):
-        process = processes.Process(daemon=True, target=live, args=(folder, None, work))
-        process.start()
+        process = spawn(live, folder)
         process.join()
         assert process.exitcode == 0
 
@@ -179,10 +159,10 @@ def test_kills_at_random_moments_change_nothing(work, tmp_path, processes):
         # The window follows the machine's pace, so that the kills spread over all the rounds.
         window = min(1.0, max(1e-4, window * (0.6 if done > kill * ROUNDS // KILLS else 1.2)))
         read, write = multiprocessing.Pipe(duplex=False)
-        process = processes.Process(daemon=True, target=live, args=(broken, write, work))
-        process.start()
+        process = spawn(live, broken, write)
         if done < ROUNDS - 2 and moments.random() < 0.9:
-            wait_for_first_round(read.fileno(), process)
+            while process.is_alive() and not read.poll(0.0005):
+                pass
             time.sleep(moments.uniform(0.0, window))
         process.kill()
         process.join()
@@ -199,19 +179,14 @@ def killed_between_charge_and_anchor():
     killed_when(Ledger, "_move_witnesses", lambda ledger: len(ledger) == 2)
 
 
-def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies_one_goes_on(
-    tmp_path, private, processes
-):
+def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies_one_goes_on(tmp_path, private, spawn):
     """Killed between the charge of round 2 and the move of the anchor."""
     file, folders = tmp_path / "my.toml", [tmp_path / "a", tmp_path / "b"]
-    file.write_text(settings(noise_multiplier=4.0, clip=0.3, rounds=4, secure=True, max_examples=8).to_toml())
+    file.write_text(settings(rounds=4, secure=True))
 
     def start(folder, *sabotage):
         arguments = ["train", file, "--out", folder, "--quiet"]
-        given = (arguments, {"DPFEDEXP_PRIVATE": str(private)}, f"{folder}.txt", *sabotage)
-        process = processes.Process(daemon=True, target=command, args=given)
-        process.start()
-        return process
+        return spawn(command, arguments, {"DPFEDEXP_PRIVATE": str(private)}, f"{folder}.txt", *sabotage)
 
     first = start(folders[0], killed_between_charge_and_anchor)
     first.join()
@@ -236,15 +211,14 @@ def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies
 
 
 D, M = 12, 30
-USUAL = {"local": dp.Sgd(lr=0.02, steps=3), "rounds": 3, "execution": "cpu"}
+LOCAL = {"local": dp.Sgd(lr=0.02, steps=3)}
 LOOP = {"local": dp.Sgd(lr=1e-6, steps=1), "rounds": 2, "execution": dp.Execution(device="cpu", trainer="loop")}
 SHARED = {
     "scaffold poisson": (
         dp.dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
         {"participation": dp.Poisson(0.4, population=M - 1), "execution": dp.Execution(chunk_size=3)},
     ),
-    "votes": (dp.cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
-    # So few clients at a small epsilon measure nothing but noise.
+    # So few clients at a small epsilon measure nothing but noise. The votes of every round are in the history.
     "fit": (None, {"epsilon": 400.0, "evaluate": "clients", "candidates": [dp.Candidate(), dp.Candidate(rate=0.3)]}),
     **sized(
         {},
@@ -262,23 +236,10 @@ def uneven():
     return dp.Federation.from_clients(random_rows([1 + 2 * n % 7 for n in range(M)], D))
 
 
-def asking(*given, **options):
-    """A simulation that asks every client for the length of its update, too."""
-    made, note = prepare(*given, **options)
-    mechanism = made.algorithm.bind(D, M, made.sampling, 3, votes=(VoteSpec("length", 0.0, 2.0),))
-    cohort = replace(made.cohort, ballots=lambda request, clients, updates: updates.norm(dim=1, keepdim=True))
-    return replace(made, mechanism=mechanism, cohort=cohort), note
-
-
 def shared_run(name):
     algorithm, more = SHARED[name]
-    with patch("dpfedexp.engine.train.prepare", asking if name == "votes" else prepare):
-        given = (linear_regression(D), uneven())
-        run = (
-            dp.train(*given, algorithm, **(USUAL | more))
-            if algorithm
-            else dp.fit(*given, rounds=3, execution="cpu", **more)
-        )
+    model, given = linear_regression(D), {"rounds": 3, "execution": "cpu"} | more
+    run = dp.train(model, uneven(), algorithm, **(LOCAL | given)) if algorithm else dp.fit(model, uneven(), **given)
     history = [{key: value for key, value in record.items() if key != "seconds"} for record in run.history]
     return {"weights": weights(run), "history": history, "stopped": run.stopped, "epsilon": run.privacy.epsilon_total}
 
@@ -326,7 +287,9 @@ def work(rank, at, folder):
         [(torch.full((4 - i, 3), 100.0 + 100 * i), torch.zeros(4 - i, 1)) for i in (0, 1)]
     )
     failing = {
-        "failure": lambda: dp.train(linear_regression(D), uneven(), dp.fedavg(), evaluate=lambda m: 1 / 0, **USUAL),
+        "failure": lambda: dp.train(
+            linear_regression(D), uneven(), dp.fedavg(), evaluate=lambda m: 1 / 0, rounds=3, **LOCAL
+        ),
         "remembers 0": lambda: dp.train(Remembers(100.0), rows, dp.fedavg(), **LOOP),
         "remembers 1": lambda: dp.train(Remembers(200.0), rows, dp.fedavg(), **LOOP),
         "interrupt": lambda: dp.train(InterruptedHere(3, 1), rows, dp.fedavg(), **LOOP),
@@ -342,11 +305,9 @@ def work(rank, at, folder):
     torch.save(found, f"{folder}/{rank}.pt")
 
 
-def test_two_ranks_give_the_run_of_one_process_and_end_together(tmp_path, processes):
+def test_two_ranks_give_the_run_of_one_process_and_end_together(tmp_path, spawn):
     at = port()
-    pair = [processes.Process(daemon=True, target=work, args=(rank, at, str(tmp_path))) for rank in range(2)]
-    for process in pair:
-        process.start()
+    pair = [spawn(work, rank, at, str(tmp_path)) for rank in range(2)]
     for process in pair:
         process.join()
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
@@ -358,7 +319,8 @@ def test_two_ranks_give_the_run_of_one_process_and_end_together(tmp_path, proces
             assert found["epsilon"] == pytest.approx(alone["epsilon"]), name
             for record, expected in zip(found["history"], alone["history"], strict=True):
                 assert record == pytest.approx(expected, rel=1e-4), name
-    assert all("noisy_mean_length" in record for found in ranks for record in found["votes"]["history"])
+    votes = {"noisy_mean_improved", "noisy_mean_within_clip"}
+    assert all(votes <= record.keys() for found in ranks for record in found["fit"]["history"])
     assert [found["failure"].partition(":")[0] for found in ranks] == ["ZeroDivisionError", "RoundFailed"]
     for client in range(2):
         ended = [found[f"remembers {client}"] for found in ranks]
@@ -372,16 +334,14 @@ def killed_in_round_4():
     killed_when(Simulation, "collect", lambda self, request, clients: request.round == 4)
 
 
-def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_ranks(tmp_path, private, processes):
+def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_ranks(tmp_path, private, spawn):
     config, out, at = tmp_path / "run.toml", tmp_path / "out", port()
-    config.write_text(settings(name="dp_scaffold", clip=0.3, rounds=6, chunk_size=4).to_toml())
+    config.write_text(settings("dp_scaffold", rounds=6, chunk_size=4))
     pair = []
     for rank, sabotage in ((0, None), (1, killed_in_round_4)):
         arguments = ["train", config, "--out", out, "--quiet"]
         variables = environment(rank, at) | {"DPFEDEXP_PRIVATE": str(private)}
-        given = (arguments, variables, tmp_path / f"{rank}.txt", sabotage)
-        pair.append(processes.Process(daemon=True, target=command, args=given))
-        pair[-1].start()
+        pair.append(spawn(command, arguments, variables, tmp_path / f"{rank}.txt", sabotage))
     for process in pair:
         process.join(120)
     assert [process.exitcode for process in pair] == [3, -9]
@@ -418,15 +378,16 @@ def test_ranks_that_do_not_know_each_other_are_told_what_is_missing(world, words
 def test_a_rank_that_stops_beating_is_given_up(monkeypatch):
     """As when a machine loses its network: no connection is closed."""
     monkeypatch.setattr(distributed, "EVERY", 0.05)
+    monkeypatch.setattr(distributed, "GONE_AFTER", 0.5)
     given_up = threading.Event()
     monkeypatch.setattr(distributed.Heartbeat, "_give_up", lambda self, other: given_up.set())
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     store.set("beat/1", "0")
-    watch = distributed.Heartbeat(store, 0, 2, gone_after=0.5)
+    watch = distributed.Heartbeat(store, 0, 2)
     threading.Thread(target=watch._run, daemon=True).start()
     for beat in range(20):
         store.set("beat/1", str(beat))
         time.sleep(0.05)
     assert not given_up.is_set()
     assert given_up.wait(10)
-    watch.stop()
+    watch.stopped.set()

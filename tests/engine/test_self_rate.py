@@ -10,13 +10,12 @@ from torch import nn
 import dpfedexp as dp
 from dpfedexp.accounting import Ledger, compose
 from dpfedexp.algorithms.algorithm import with_aggregation
-from dpfedexp.algorithms.probe import UPDATE, bind, extra_releases, make_probe
+from dpfedexp.algorithms.probe import CLIP, RATE, SCALE, UPDATE, bind, extra_releases, make_probe
 from dpfedexp.algorithms.round import Full
 from dpfedexp.core.local_rate import RATES
 from dpfedexp.engine import checkpoint, verify
 from dpfedexp.engine.engine import IMPROVED_SO_FAR, LOCAL_RATE, Engine, Request
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.simulated import Simulation
 from dpfedexp.models import linear_regression
 from tests.arguments import arguments
 from tests.engine.small import Crash, crash_in
@@ -29,16 +28,18 @@ FIXED = dp.cdp_fedexp(clip=0.3, noise_multiplier=2.0)
 D = 5
 
 
-def regression(clients, seed=0, spread=0.0):
+def regression(clients):
     """Clients whose squared losses have curvature about 1: a rate of 0.1 to 1 is right, and 10 diverges."""
-    generator = torch.Generator().manual_seed(seed)
-    truth = torch.randn(D, generator=generator)
-    rows = []
-    for _ in range(clients):
-        x = torch.randn(8, D, generator=generator)
-        own = truth + spread * torch.randn(D, generator=generator)
-        rows.append((x, x @ own + 0.3 * torch.randn(8, generator=generator)))
-    return dp.Federation.from_clients(rows)
+    draw = torch.Generator().manual_seed(0)
+    truth, x = torch.randn(D, generator=draw), torch.randn(clients, 8, D, generator=draw)
+    y = x @ truth + 0.3 * torch.randn(clients, 8, generator=draw)
+    return dp.Federation.from_clients(list(zip(x, y, strict=True)))
+
+
+def at_rate(engine, rate):
+    """The state before the first round, with a rate that no vote chose."""
+    state = engine.begin()
+    return replace(state, memory={**state.memory, LOCAL_RATE: torch.full_like(state.memory[LOCAL_RATE], rate)})
 
 
 def run(clients, algorithm=ADAPTIVE, *, local=AUTO, rounds=4, **options):
@@ -52,28 +53,23 @@ def clients():
 
 
 CASES = {
-    "everybody": ({}, {}),
-    "add-remove": ({"adjacency": "add-remove"}, {"population": 120}),
-    **sized({}, {"poisson": ({}, {"participation": dp.Poisson(0.3)})}),
-    "strict": ({}, {"secure": "strict"}),
-    "two-party": ({}, {"two_party": True, "secure": True}),
+    "everybody": (ADAPTIVE, {}),
+    "add-remove": (replace(ADAPTIVE, adjacency="add-remove"), {"population": 120}),
+    **sized({}, {"poisson": (ADAPTIVE, {"participation": dp.Poisson(0.3)})}),
+    "strict": (ADAPTIVE, {"secure": "strict"}),
+    "two-party": (with_aggregation(ADAPTIVE, "two-party"), {"secure": True}),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with_them(name):
-    settings, options = CASES[name][0], dict(CASES[name][1])
-    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=8.0, **settings)
-    if options.pop("two_party", False):
-        algorithm = with_aggregation(algorithm, "two-party")
+    algorithm, options = CASES[name]
     made = run(regression(24 if "secure" in options else 120), algorithm, rounds=2, **options)
-    first = [(entry.round, [query.name for query in entry.event.queries]) for entry in made.ledger.entries][:2]
-    assert first == [(0, ["local rate"]), (0, ["first clip"])]
-    assert [(entry.round, entry.event.question) for entry in made.ledger.entries][2:] == [
-        (1, ""),
-        (1, "rate scale"),
-        (2, ""),
-    ]
+    queries = [(entry.round, [query.name for query in entry.event.queries]) for entry in made.ledger.entries]
+    assert queries[:3] == [(0, [RATE]), (0, [CLIP]), (1, ["update", "within clip", "improved"])]
+    assert {"noisy_mean_within_clip", "noisy_mean_improved"} <= made.history[0].keys()
+    later = [(entry.round, entry.event.question) for entry in made.ledger.entries][2:]
+    assert later == [(1, ""), (1, SCALE), (2, "")]
     # The calibration is exact up to 1e-9, and never above its target.
     assert 7.9 < made.privacy.epsilon_total <= 8.0
     assert made.privacy.rounds == 2
@@ -92,14 +88,11 @@ def test_rate_clip_and_their_votes_together_cost_a_cohort_of_1000_little_noise(e
     assert 1.0 < everything.noise_multiplier / nothing.noise_multiplier <= most
 
 
-@pytest.mark.parametrize(("clients", "epsilon", "rounds"), [(400, 16.0, [1]), (24, 1.0, [1, 2])])
-def test_with_large_noise_the_scale_is_voted_on_once_more_and_the_target_is_spent_either_way(
-    clients, epsilon, rounds, tmp_path
-):
-    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=epsilon)
-    made = run(regression(clients), algorithm, rounds=3, out=tmp_path / "run")
-    assert [entry.round for entry in made.ledger.entries if entry.event.question == "rate scale"] == rounds
-    assert made.privacy.epsilon_total == pytest.approx(epsilon, rel=1e-6)
+def test_with_large_noise_the_scale_is_voted_on_once_more_and_the_target_is_spent(tmp_path):
+    algorithm = dp.cdp_fedexp(clip="adaptive", target_epsilon=1.0)
+    made = run(regression(24), algorithm, rounds=3, out=tmp_path / "run")
+    assert [entry.round for entry in made.ledger.entries if entry.event.question == SCALE] == [1, 2]
+    assert made.privacy.epsilon_total == pytest.approx(1.0, rel=1e-6)
     assert verify.outcome(verify.verify_run(tmp_path / "run")) == "holds"
 
 
@@ -138,30 +131,52 @@ def test_a_run_that_is_interrupted_after_the_votes_or_later_ends_as_if_it_had_no
             assert [r["local_rate"] for r in again.history] == [r["local_rate"] for r in whole.history]
 
 
-def test_what_cannot_vote_is_refused_with_its_sentence(clients, monkeypatch):
-    for algorithm, sentence in (
+@pytest.mark.parametrize(
+    ("algorithm", "sentence"),
+    [
         (dp.ldp_fedexp(clip=0.5, noise_multiplier=1.0), "the noise on one client.s answer would be larger"),
         (dp.ldp_fedexp(clip=0.5, mechanism="privunit"), "the noise on one client.s answer would be larger"),
         (dp.dp_scaffold(clip=0.5, noise_multiplier=1.0), "only a run can choose; give a number"),
-    ):
-        with pytest.raises(dp.InputError, match=sentence):
-            run(clients, algorithm)
+    ],
+)
+def test_what_cannot_vote_is_refused_with_its_sentence(algorithm, sentence, clients):
+    with pytest.raises(dp.InputError, match=sentence):
+        run(clients, algorithm)
 
 
-def test_a_client_whose_loss_rose_sends_nothing_and_says_so():
-    """At rate 10 the steps diverge on every client but the one whose inputs are small."""
-    rows = [(torch.ones(4, D), torch.ones(4)) for _ in range(5)] + [(0.1 * torch.ones(4, D), torch.ones(4))]
-    simulation, _ = prepare(linear_regression(D), dp.Federation.from_clients(rows), dp.fedavg(), local=AUTO, rounds=1)
-    state = simulation.begin()
-    state = replace(state, memory={**state.memory, LOCAL_RATE: torch.full_like(state.memory[LOCAL_RATE], 10.0)})
-    everybody, request = torch.arange(6), Request(UPDATE, 1, state, simulation.mechanism)
-    updates = simulation.cohort.updates(request, state.w.float(), everybody)
-    assert (updates != 0).any(1).tolist() == [False] * 5 + [True]
-    assert simulation.cohort.ballots(request, everybody, updates).flatten().tolist() == [0.0] * 5 + [1.0]
-    new, result = simulation.step(state, Ledger.in_memory())
-    assert result.extra["noisy_mean_improved"] == pytest.approx(1 / 6, abs=1e-6)
+@pytest.mark.parametrize(("chunk_size", "secure"), [(1, False), (7, False), (4, True)])
+def test_a_client_whose_loss_rose_sends_nothing_and_says_so(chunk_size, secure):
+    """At rate 10 the steps diverge on every client but the one whose inputs are small; a client without rows abstains."""
+    rows = [(torch.ones(4, D), torch.ones(4))] * 5 + [(0.1 * torch.ones(4, D), torch.ones(4))]
+    clients = dp.Federation.from_clients([*rows, (torch.zeros(0, D), torch.zeros(0))])
+    given = {"local": AUTO, "rounds": 1, "execution": dp.Execution(chunk_size=chunk_size), "secure": secure}
+    engine, _ = prepare(linear_regression(D), clients, FIXED if secure else dp.fedavg(), **given)
+    quiet = replace(engine.mechanism, votes=tuple(replace(vote, noise=1e-3) for vote in engine.mechanism.votes))
+    state, cohort, found = at_rate(engine, 10.0), engine.cohort, {}
+    request = Request(UPDATE, 1, state, quiet)
+    for chunk in cohort.chunks(torch.arange(7)):
+        updates = cohort.updates(request, state.w.float(), chunk)
+        votes = cohort.improved(chunk, updates).flatten()
+        assert bool(votes[len(chunk) :].isnan().all()), "padding abstains"
+        sent = zip((updates != 0).any(1).tolist(), votes.tolist(), strict=True)
+        found |= dict(zip(chunk.tolist(), sent, strict=False))
+    assert [found[client][0] for client in range(7)] == [False] * 5 + [True, False]
+    assert [found[client][1] for client in range(7)] == pytest.approx([0.0] * 5 + [1.0, math.nan], nan_ok=True)
+    assert cohort.collect(request, torch.arange(0)).sums.votes.tolist() == [0.0]
+    new, result = replace(engine, mechanism=quiet).step(state, Ledger.in_memory())
+    # Who abstains counts as a half. Eight deviations of the noise.
+    share = 1.5 / 7
+    assert result.extra["noisy_mean_improved"] == pytest.approx(share, abs=8e-3 / 7)
     assert float(new.memory[LOCAL_RATE]) < 10.0
-    assert float(new.memory[IMPROVED_SO_FAR]) == pytest.approx(0.7 + 0.3 / 6)
+    assert float(new.memory[IMPROVED_SO_FAR]) == pytest.approx(0.7 + 0.3 * share, abs=8e-3 / 7)
+
+
+def test_the_vote_changes_neither_the_clients_nor_the_noise_of_an_update(clients):
+    engine, _ = prepare(linear_regression(D), clients, FIXED, local=AUTO, rounds=1)
+    state, silent = at_rate(engine, 0.1), replace(engine.mechanism, votes=())
+    requests = [Request(UPDATE, 1, state, mechanism) for mechanism in (engine.mechanism, silent)]
+    ours, theirs = (engine.ask(request, Ledger.in_memory())[0].c_bar for request in requests)
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -191,50 +206,34 @@ def test_few_clients_do_not_fail_and_fall_back_to_the_usual_rate():
 
 def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(monkeypatch):
     monkeypatch.setattr("dpfedexp.engine.prepare.secrets.randbits", lambda bits: 12345)
-    seen, places = [], Simulation.places
-
-    def watched(self, request, w, clients):
-        rows = places(self, request, w, clients)
-        seen.append(rows[: len(clients)].argmax(1))
-        return rows
-
-    monkeypatch.setattr(Simulation, "places", watched)
-    monkeypatch.setattr("dpfedexp.core.local_rate.rate_from_votes", lambda means, doubt: 0.1)
-    given = {"local": AUTO, "rounds": 1, "secure": True, "execution": "cpu"}
-    replaced, found = 7, []
+    replaced, everybody, found = 7, torch.arange(24), []
     for other in (1.0, 1e4):
         rows = [regression(24).client(n) for n in range(24)]
         rows[replaced] = (other * rows[replaced][0], rows[replaced][1])
-        simulation, _ = prepare(linear_regression(D), dp.Federation.from_clients(rows), ADAPTIVE, **given)
-        seen.clear()
-        state = simulation.choose(simulation.begin(), Ledger.in_memory())
-        answers = torch.cat(seen).reshape(2, 24)
-        request = Request(UPDATE, 1, state, simulation.mechanism.at_radius(1.0))
-        everybody = simulation.cohort.collect(request, torch.arange(24)).sums
-        alone = simulation.cohort.collect(request, torch.tensor([replaced])).sums
-        keep = torch.arange(24) != replaced
-        found.append((answers[:, keep], everybody.vector - alone.vector))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
-    assert float(found[0][1].abs().max()) > 0
+        given = {"local": AUTO, "rounds": 1, "secure": True, "execution": "cpu"}
+        engine, _ = prepare(linear_regression(D), dp.Federation.from_clients(rows), ADAPTIVE, **given)
+        # A client abstains from a vote on the scale where the model has not moved.
+        state, answers = replace(at_rate(engine, 0.1), w=engine.start + 0.3), []
+        for purpose in (RATE, CLIP, SCALE, UPDATE):
+            request = Request(purpose, int(purpose == UPDATE), state, engine.mechanism_of(purpose, 1.0), shake=0.1)
+            answers.append(engine.cohort.rows(request, state.w.float(), everybody)[everybody != replaced])
+        found.append(torch.cat(answers, dim=1))
+        assert all(bool(one.any()) for one in answers)
+    assert torch.equal(*found)
 
 
-def federation(count=24, rows=6, first=None, wrong=False, transform=None):
-    generator = torch.Generator().manual_seed(1)
-    clients = []
-    for client in range(count):
-        x, y = torch.randn(8, 4, generator=generator), torch.randint(0, 3, (8,), generator=generator)
-        held = first if first and client == 0 else rows
-        if wrong and client == 7:
-            y[2] = 9
-        clients.append((x[:held], y[:held]))
-    made = dp.Federation.from_clients(clients)
-    made.transform = transform
-    return made
+def labeled(sizes):
+    """Clients of these sizes with labels of three classes."""
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randn(len(sizes), 8, 4, generator=draw), torch.randint(0, 3, (len(sizes), 8), generator=draw)
+    return [(a[:n], b[:n]) for a, b, n in zip(x, y, sizes, strict=True)]
 
 
 def test_a_client_whose_rows_make_the_loss_fail_stops_no_secure_run_and_is_not_named():
-    done = dp.train(nn.Linear(4, 3), federation(12, wrong=True), FIXED, local=AUTO, rounds=2, secure=True)
+    clients = labeled([6] * 12)
+    clients[7][1][2] = 9
+    federation = dp.Federation.from_clients(clients)
+    done = dp.train(nn.Linear(4, 3), federation, FIXED, local=AUTO, rounds=2, secure=True)
     assert len(done.history) == 2
 
 
@@ -244,10 +243,10 @@ def test_a_clients_size_changes_no_other_row_where_the_transform_draws(monkeypat
     found = []
     for first in (4, 8):
         torch.manual_seed(5)
-        noisy = federation(12, 4, first, transform=lambda x: x + 0.1 * torch.randn_like(x))
+        noisy = dp.Federation.from_clients(labeled([first] + [4] * 11))
+        noisy.transform = lambda x: x + 0.1 * torch.randn_like(x)
         simulation, _ = prepare(nn.Linear(4, 3), noisy, FIXED, local=AUTO, rounds=2, secure=True)
-        state = simulation.begin()
-        state = replace(state, memory={**state.memory, LOCAL_RATE: torch.full_like(state.memory[LOCAL_RATE], 0.3)})
+        state = at_rate(simulation, 0.3)
         torch.manual_seed(9)
         requests = [Request(UPDATE, number, state, simulation.mechanism) for number in (1, 2)]
         rows = [simulation.cohort.updates(one, state.w.float(), torch.arange(12))[1:12] for one in requests]
@@ -290,8 +289,7 @@ class RemembersLarge(nn.Module):
 
 
 def test_a_module_that_remembers_is_refused_before_a_vote_is_charged():
-    generator = torch.Generator().manual_seed(0)
-    clients = [(torch.randn(6, 4, generator=generator), torch.zeros(6, dtype=torch.int64)) for _ in range(20)]
+    clients = labeled([6] * 20)
     clients[5] = (100 * clients[5][0], clients[5][1])
     ledger = Ledger.in_memory()
     given = {"local": AUTO, "rounds": 2, "secure": True, "ledger": ledger}

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
 
-from dpfedexp import AdaptiveClip, Federation, Sgd, cdp_fedexp, dp_scaffold, ldp_fedexp, train
+from dpfedexp import AdaptiveClip, cdp_fedexp, dp_scaffold, ldp_fedexp
 from dpfedexp.algorithms.round import SHORT, server_device
-from tests.arguments import arguments
-from tests.engine.small import Crash, crash_after, random_rows
+from tests.engine.small import Crash, crash_after, small_run, weights
 
 CPU, OTHER_DEVICE = torch.device("cpu"), torch.device("meta")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -26,26 +24,18 @@ def test_long_vectors_stay_where_clients_train():
     assert server_device(100_000, OTHER_DEVICE) == CPU
 
 
-def trained(algorithm, device: str, **options):
-    clients = Federation.from_clients(random_rows([3 + i % 3 for i in range(9)], 6))
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0))
-    test = clients.client(0)
-    given = {"local": Sgd(lr=0.1, steps=2), "test": test, "device": device, **options}
-    run = train(model, clients, algorithm, **arguments(given))
-    return run, nn.utils.parameters_to_vector(run.model.parameters()).detach().cpu()
-
-
-@pytest.fixture(params=[SHORT, 0], ids=["on the processor", "on the GPU"])
-def place(request, monkeypatch):
-    monkeypatch.setattr("dpfedexp.algorithms.round.SHORT", request.param)
+def trained(name, device, **options):
+    run = small_run(algorithm=ALGORITHMS[name], execution=device, **options)
+    return run, weights(run).cpu()
 
 
 @needs_gpu
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("longest", [SHORT, 0], ids=["server on the processor", "server on the GPU"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_gpu_trains_what_a_processor_trains(name, place):
-    (there, w), (here, right) = (trained(ALGORITHMS[name], device, rounds=5) for device in ("cuda", "cpu"))
+def test_a_gpu_trains_what_a_processor_trains(name, longest, monkeypatch):
+    monkeypatch.setattr("dpfedexp.algorithms.round.SHORT", longest)
+    (there, w), (here, right) = (trained(name, device) for device in ("cuda", "cpu"))
     assert torch.allclose(w, right, rtol=1e-3, atol=1e-4)
     assert [r["eta_g"] for r in there.history] == pytest.approx([r["eta_g"] for r in here.history], rel=1e-3)
 
@@ -54,8 +44,7 @@ def test_a_gpu_trains_what_a_processor_trains(name, place):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["adaptive", "scaffold"])
 def test_a_resumed_run_on_a_gpu_is_the_same(name, tmp_path):
-    options = {"rounds": 6, "out": tmp_path / "run"}
     with pytest.raises(Crash):
-        trained(ALGORITHMS[name], "cuda", on_round=crash_after(3), **options)
-    _, w = trained(ALGORITHMS[name], "cuda", **options)
-    assert torch.equal(w, trained(ALGORITHMS[name], "cuda", rounds=6)[1])
+        trained(name, "cuda", on_round=crash_after(3), out=tmp_path / "run")
+    _, w = trained(name, "cuda", out=tmp_path / "run")
+    assert torch.equal(w, trained(name, "cuda")[1])

@@ -69,28 +69,27 @@ def test_an_error_of_a_callback_costs_the_whole_plan_as_a_stop_does(error, tmp_p
 
 def test_patience_counts_measurements_and_a_nan_is_no_improvement():
     stop = EarlyStopping("test_loss", patience=2)
-    values = [3.0, float("nan"), 2.0, None, None]
-    records = [{"round": t} if v is None else {"round": t, "test_loss": v} for t, v in enumerate(values, 1)]
-    assert [stop(record) for record in records] == [None] * 5
-    assert stop({"round": 6, "test_loss": float("nan")}) is None
-    assert "has not improved on 2 (round 3) for 2 measurements" in stop({"round": 7, "test_loss": 2.0}).reason
+    values = {1: 3.0, 2: float("nan"), 3: 2.0, 6: float("nan"), 7: 2.0}
+    *before, last = (stop({"round": t} | ({"test_loss": values[t]} if t in values else {})) for t in range(1, 8))
+    assert before == [None] * 6
+    assert "has not improved on 2 (round 3) for 2 measurements" in last.reason
 
 
 def test_what_is_better_follows_from_the_name_and_least_is_asked_for():
-    for metric, better, values in (
-        ("test_accuracy", None, [0.1, 0.2]),
-        ("score", "higher", [1.0, 2.0]),
-        ("error", None, [2.0, 1.0]),
+    for settings, values, stops in (
+        ({"metric": "test_accuracy"}, (0.1, 0.2), False),
+        ({"metric": "score", "better": "higher"}, (1.0, 2.0), False),
+        ({"metric": "error"}, (2.0, 1.0), False),
+        ({"metric": "test_loss", "min_delta": 0.5}, (2.0, 1.6), True),
     ):
-        stop = EarlyStopping(metric, patience=1, better=better)
-        assert [stop({"round": t, metric: v}) for t, v in enumerate(values)] == [None, None]
-    stop = EarlyStopping("test_loss", patience=1, min_delta=0.5)
-    assert stop({"round": 1, "test_loss": 2.0}) is None
-    assert stop({"round": 2, "test_loss": 1.6}) is not None
+        stop = EarlyStopping(patience=1, **settings)
+        found = [stop({"round": t, settings["metric"]: v}) is not None for t, v in enumerate(values)]
+        assert found == [False, stops]
 
 
 def test_what_decided_is_known_from_the_metric():
-    sources = {"update_norm": "private", "noisy_mean_loss": "private", "test_loss": "test", "nonprivate_x": "unknown"}
+    sources = {"update_norm": "private", "noisy_mean_loss": "private", "clients_loss": "private", "test_loss": "test"}
+    sources |= {"nonprivate_x": "unknown"}
     assert {metric: EarlyStopping(metric).source for metric in sources} == sources
 
 
@@ -127,8 +126,7 @@ def test_early_stopping_goes_on_counting_after_an_interrupt(tmp_path):
     whole = small_run(on_round=stopping())
     assert len(resumed.history) == len(whole.history) == 4
     again = small_run(out=tmp_path / "run", on_round=stopping())
-    assert len(again.history) == 4
-    assert again.stopped == whole.stopped
+    assert (len(again.history), again.stopped) == (4, whole.stopped)
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])

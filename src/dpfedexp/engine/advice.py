@@ -3,7 +3,7 @@ rounds release; `Advisor` reports both in every runtime. `docs/advice.md` lists 
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -211,15 +211,13 @@ Norms = Callable[[], tuple[float, float]]
 FIRST_LOOK = 20
 """Rounds before the monitor first looks for a signal; it looks again after 2, 4, 8, … times as many."""
 EARLY = 1.0
-"""While rounds are left, "drowned" is reported only if the model's path is within this many standard deviations of a random walk:
-by then, most weak signals show."""
+"""While rounds are left, "drowned" is reported only within this many standard deviations of a random walk."""
 WINDOW = 10
 """Rounds that must agree before the monitor reports a trend."""
 FEWEST = 5
 """A run of fewer rounds is too short for a verdict."""
 MOVING_CLIP = 2.0
-"""A clip that rises by this factor within `WINDOW` rounds, in each of them, has not settled: the noise of its count alone does that
-less than once in 500 runs."""
+"""A clip that rises in each of `WINDOW` rounds, by this factor in all: noise alone does that less than once in 500 runs."""
 MIN_CHANGE = 0.01
 """A loss that changed by less than this share counts as unchanged; so does an accuracy that rose by less."""
 CLIMBING = 5
@@ -330,22 +328,20 @@ class AdviceMonitor:
         )
 
     def _climbing(self) -> Advice | None:
-        names = dict.fromkeys(key for record in self._records for key in record)
-        measured = [key for key in names if key.endswith("accuracy") and not key.startswith("nonprivate")]
-        for name in [*measured, *filter(_is_loss, names)][:1]:
-            values = self._values(name)[-2 * CLIMBING :]
-            if len(values) < 2 * CLIMBING:
-                return None
-            before, last = sum(values[:CLIMBING]) / CLIMBING, sum(values[CLIMBING:]) / CLIMBING
-            gain = (before - last) / abs(before) if _is_loss(name) and before else last - before
-            if gain > CLIMBED:
-                return _note(
-                    "still-climbing",
-                    f"{name.replace('_', ' ').capitalize()} was still improving at the end: {number(last)} on average in the last "
-                    f"{CLIMBING} evaluations, {number(before)} in the {CLIMBING} before. Take more rounds at the same ε, or a "
-                    "larger local rate.",
-                )
-        return None
+        name = next(filter(_is_accuracy, self._names), None) or next(filter(_is_loss, self._names), "")
+        values = self._values(name)[-2 * CLIMBING :]
+        if len(values) < 2 * CLIMBING:
+            return None
+        before, last = sum(values[:CLIMBING]) / CLIMBING, sum(values[CLIMBING:]) / CLIMBING
+        gain = (before - last) / abs(before) if _is_loss(name) and before else last - before
+        if not gain > CLIMBED:
+            return None
+        return _note(
+            "still-climbing",
+            f"{name.replace('_', ' ').capitalize()} was still improving at the end: {number(last)} on average in the last "
+            f"{CLIMBING} evaluations, {number(before)} in the {CLIMBING} before. Take more rounds at the same ε, or a larger "
+            "local rate.",
+        )
 
     def _clip_rises(self) -> bool:
         """Whether an adaptive clip rose in each of the last `WINDOW` rounds, by more than `MOVING_CLIP` in all."""
@@ -410,9 +406,9 @@ class AdviceMonitor:
 
     def _loss_still(self) -> str | None:
         """A sentence where a recorded loss did not fall after its first value and no accuracy rose; else None."""
-        name = next((key for record in self._records for key in record if _is_loss(key)), None)
-        values = [] if name is None else self._values(name)
-        if name is None or len(values) < FEWEST or self._improved():
+        name = next(filter(_is_loss, self._names), "")
+        values = self._values(name)
+        if len(values) < FEWEST or self._improved():
             return None
         return (
             f"{name.replace('_', ' ')} was {number(values[0])} when it was first measured and {number(values[-1])} at the end. "
@@ -421,15 +417,18 @@ class AdviceMonitor:
 
     def _improved(self) -> bool:
         """Whether a loss fell by the share `MIN_CHANGE` since it was first measured, or an accuracy rose by `MIN_CHANGE`."""
-        for name in {key for record in self._records for key in record}:
-            measured = _is_loss(name) or (name.endswith("accuracy") and not name.startswith("nonprivate_"))
-            values = self._values(name) if measured else []
+        for name in self._names:
+            values = self._values(name) if _is_loss(name) or _is_accuracy(name) else []
             if len(values) < 2:
                 continue
             first, last = values[0], values[-1]
             if last < first - MIN_CHANGE * abs(first) if _is_loss(name) else last > first + MIN_CHANGE:
                 return True
         return False
+
+    @property
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(key for record in self._records for key in record))
 
     def _values(self, name: str) -> list[float]:
         return [record[name] for record in self._records if record.get(name) is not None]
@@ -439,41 +438,40 @@ def _is_loss(key: str) -> bool:
     return key.endswith("loss") and not key.startswith("nonprivate")
 
 
-def beyond_budget(planned: float, budget: float) -> list[Advice]:
-    """A list with one warning where all rounds together, with all that the ledger holds, cost more than the budget."""
+def _is_accuracy(key: str) -> bool:
+    return key.endswith("accuracy") and not key.startswith("nonprivate")
+
+
+def beyond_budget(planned: float, budget: float) -> Advice | None:
+    """Warn where all rounds together, with all that the ledger holds, cost more than the budget."""
     if planned <= budget * (1 + 1e-9):
-        return []
-    return [
-        _warning(
-            "beyond-budget",
-            f"The budget of ε = {number(budget)} ends this run early: all planned rounds and everything in its ledger would cost "
-            f"ε = {number(planned)}. Give a smaller epsilon, more noise, or fewer rounds.",
-        )
-    ]
+        return None
+    return _warning(
+        "beyond-budget",
+        f"The budget of ε = {number(budget)} ends this run early: all planned rounds and everything in its ledger would cost "
+        f"ε = {number(planned)}. Give a smaller epsilon, more noise, or fewer rounds.",
+    )
 
 
 def silence(advice: Advice) -> None:
     """Ignore advice: the listener of runs whose settings are bad on purpose, such as audits."""
 
 
-def evaluation_precision(evaluation: ClientEvaluation | None, cohort: float, rounds: int) -> list[Advice]:
-    """A list with one warning where the noise on the metrics that clients measure is too large; else an empty list."""
+def evaluation_precision(evaluation: ClientEvaluation | None, cohort: float, rounds: int) -> Advice | None:
+    """Warn where the noise on the metrics that clients measure is too large."""
     if evaluation is None:
-        return []
-    less_often = (
-        f", or less often, such as every {2 * evaluation.every} rounds" if 2 * evaluation.every <= rounds else ""
-    )
+        return None
     half_width = evaluation.metrics.half_width(math.sqrt(evaluation.mechanism.noise_variance(cohort, cohort) or 0.0))
     if half_width <= 0.2:
-        return []
-    return [
-        _warning(
-            "evaluation-noise",
-            f"Evaluation by the clients: with {number(cohort)} clients a round a share of examples, such as an accuracy, gets "
-            f"noise of ±{half_width:.2g}; an evaluation that is only noise is left out of the history. For ±0.1 it takes about "
-            f"{about(cohort * half_width / 0.1)} clients a round at this ε. Otherwise evaluate on public data{less_often}.",
-        )
-    ]
+        return None
+    twice = 2 * evaluation.every
+    less_often = f", or less often, such as every {twice} rounds" if twice <= rounds else ""
+    return _warning(
+        "evaluation-noise",
+        f"Evaluation by the clients: with {number(cohort)} clients a round a share of examples, such as an accuracy, gets "
+        f"noise of ±{half_width:.2g}; an evaluation that is only noise is left out of the history. For ±0.1 it takes about "
+        f"{about(cohort * half_width / 0.1)} clients a round at this ε. Otherwise evaluate on public data{less_often}.",
+    )
 
 
 def _of_everyone(record: Record) -> bool:
@@ -485,7 +483,7 @@ class Advisor:
     """Report the advice of a run to the function `tell`, each message once.
 
     Formal guarantee: as for `preflight` and `AdviceMonitor`, only public numbers, records of rounds and norms of the released
-    model enter. `more` is further advice that is known before the first round.
+    model enter. `more` is further advice before the first round.
     """
 
     def __init__(
@@ -493,11 +491,12 @@ class Advisor:
         plan: Plan,
         start: State,
         tell: Callable[[Advice], object],
-        more: Sequence[Advice] = (),
+        more: Advice | None = None,
         evaluation: ClientEvaluation | None = None,
     ) -> None:
         self.start, self.tell = start, tell
-        self.before = [*preflight(plan), *evaluation_precision(evaluation, plan.cohort, plan.rounds), *more]
+        further = (evaluation_precision(evaluation, plan.cohort, plan.rounds), more)
+        self.before = [*preflight(plan), *filter(None, further)]
         self.monitor = AdviceMonitor(plan, float(start.w.norm()), evaluation=evaluation)
 
     @property

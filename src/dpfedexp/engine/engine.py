@@ -411,12 +411,21 @@ class Engine:
         ]
 
     def _noises(self, request: Request) -> tuple[Noise, Noise]:
-        """The noise sources of a release: for its vector, and for its other numbers (squared norms, votes)."""
+        """The noise sources of a release: for its vector, and for its other numbers (squared norms, votes).
+
+        The noise of a long vector is drawn while the CPU is idle (`PrefetchedNoise`).
+        """
         update = request.purpose == UPDATE
         names = ("central noise", "central scalar noise") if update else (f"probe noise, {request.purpose}",) * 2
         whose = f", candidate {request.state.candidate}" if request.state.candidate else ""
         vector, scalar = (self.noise.at(name + whose, request.round) for name in names)
-        return self._prefetched_noise(vector, request.mechanism), scalar
+        mechanism, cohort = request.mechanism, self.cohort
+        central = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
+        plain = mechanism.noise_kind is False or (cohort.is_remote and mechanism.noise_kind is True)
+        width = mechanism.width(len(self.start))
+        if update and central and plain and width >= LONG and cohort.cpu_is_idle:
+            return PrefetchedNoise(vector, width, self.start.device), scalar
+        return vector, scalar
 
     def _released(self, request: Request, answer: Answer, central: Noise, scalar: Noise) -> Release:
         expected = self.expected / (request.group[1] if request.group is not None else 1)
@@ -573,15 +582,6 @@ class Engine:
             self.on_charge()
 
         return charge
-
-    def _prefetched_noise(self, noise: Noise, mechanism: Mechanism) -> Noise:
-        """The noise source, or a `PrefetchedNoise` of it while the CPU is idle."""
-        central = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
-        width = mechanism.width(len(self.start)) if not getattr(mechanism, "question", "") else 0
-        plain = mechanism.noise_kind is False or (self.cohort.is_remote and mechanism.noise_kind is True)
-        if central and plain and width >= LONG and self.cohort.cpu_is_idle:
-            return PrefetchedNoise(noise, width, self.start.device)
-        return noise
 
     def _advance(self, state: State, release: Release, groups: int) -> tuple[State, float]:
         """Return the state after the release of one of `groups` groups of the round's clients, and η_g."""

@@ -21,7 +21,7 @@ from dpfedexp.core.modules import Layout, each
 from dpfedexp.core.noise import Streams, SystemStreams
 from dpfedexp.data.federation import Federation
 from dpfedexp.engine.engine import ClientEvaluation, Engine
-from dpfedexp.engine.simulated import Simulation, ballots_of
+from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, checked, first_line, is_count, require
 from dpfedexp.mechanisms import Secure, mechanism_class
 from dpfedexp.trainers import isolation
@@ -165,7 +165,6 @@ def prepare(
         diagnostics=diagnostics,
         system=system,
         unit=unit,
-        ballots=ballots_of(task),
         scores=scores,
         sampling=sampling,
     )

@@ -24,9 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpfedexp.accounting import PrivacyStatement
-from dpfedexp.algorithms.probe import CANDIDATE, CLIP, MOST_CANDIDATES, RATE, SCALE, UPDATE
+from dpfedexp.algorithms.probe import CANDIDATE, SCALE, UPDATE
 from dpfedexp.algorithms.round import State
-from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.sums import Sums
 from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE, Answer, Cohort, Engine, Request
 from dpfedexp.engine.simulated import Simulation
@@ -36,9 +35,6 @@ Outcome = tuple[int, Tensor, list[dict[str, Any]], PrivacyStatement, str | None]
 """The candidate, the reported parameters, the history, the privacy statement, and why the run stopped early."""
 LONGEST_ROUND = timedelta(hours=12)
 """Timeout for the other ranks' share of a round; a lost rank is detected by its heartbeat or its closed connection."""
-_STOP = 0.0
-_PURPOSES = ("", UPDATE, RATE, CLIP, EVALUATION, CANDIDATE, SCALE)
-"""Purposes of requests; rank 0 sends the index. Index 0 is `_STOP`."""
 _ROWS = 4096
 
 
@@ -70,10 +66,6 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def world() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
 def share(sizes: Tensor, number: int, of: int) -> Tensor:
     """The positions of the clients that rank `number` of `of` ranks trains.
 
@@ -102,7 +94,7 @@ class RankCohort(Cohort):
     @classmethod
     def current(cls) -> Self | None:
         """The cohort of this process's group; None where the process runs alone."""
-        if world() == 1:
+        if not dist.is_initialized() or dist.get_world_size() == 1:
             return None
         try:
             return cls(dist.get_rank(), dist.get_world_size(), Heartbeat.start())
@@ -122,10 +114,10 @@ class RankCohort(Cohort):
         """Answer a request as `Simulation.answer` does, with the work shared among ranks; called on rank 0."""
         state, cohort = request.state, self.simulation.drawn(request)
         players = state.players if request.purpose == CANDIDATE else {state.candidate: state}
-        what = [_PURPOSES.index(request.purpose), request.round, state.radius, len(cohort), request.local_rate or 0.0]
-        what += [sum(2**number for number in players), request.shake]
+        header = {"purpose": request.purpose, "round": request.round, "candidates": list(players)}
+        header |= {"clients": len(cohort), "radius": state.radius, "rate": request.local_rate, "shake": request.shake}
         try:
-            _broadcast(torch.tensor(what, dtype=torch.float64))
+            _send(header)
             _broadcast(cohort)
             for player in players.values():
                 _broadcast(player.reported if request.purpose == CANDIDATE else player.w)
@@ -140,54 +132,51 @@ class RankCohort(Cohort):
 
     def follow(self, engine: Engine) -> Outcome:
         """Compute this rank's share of every round until rank 0 ends the run; return the outcome. Called on ranks above 0."""
-        state = engine.begin()
-        number = 0
+        start, number = engine.begin(), 0
         try:
             while True:
-                header = _broadcast(torch.zeros(7, dtype=torch.float64))
-                kind, number, radius, count, rate, bits, shake = header.tolist()
-                if kind == _STOP:
-                    self.over = True
-                    if not number:
-                        raise RoundFailed("rank 0 ended the run; see its message.")
-                    message = json.loads(receive_text())
-                    w = _broadcast(torch.zeros_like(engine.playing(int(bits)).start, device="cpu"))
-                    statement = PrivacyStatement.from_json(message["statement"])
-                    return int(bits), w, message["history"], statement, message["stopped"]
-                cohort = _broadcast(torch.zeros(int(count), dtype=torch.int64))
-                asked_of = [one for one in range(MOST_CANDIDATES) if int(bits) >> one & 1]
-                sent = {one: _broadcast(torch.zeros_like(engine.playing(one).start)) for one in asked_of}
-                (candidate, w), *others = sent.items()
-                rivals = {one: State(int(number), v, (v,), radius, {}, candidate=one) for one, v in others}
-                purpose, control = _PURPOSES[int(kind)], None
-                if purpose == UPDATE and state.control is not None and state.client_controls is not None:
-                    control = _broadcast(torch.zeros_like(state.control))
-                    self._share(state.client_controls)
-                playing = engine if purpose == CANDIDATE else engine.playing(candidate)
-                memory = {LOCAL_RATE: torch.tensor(rate)} if playing.probe is not None else {}
+                header = _receive()
+                self.over = header is None or "history" in header
+                if header is None:
+                    raise RoundFailed("rank 0 ended the run; see its message.")
+                if self.over:
+                    candidate, statement = header["candidate"], PrivacyStatement.from_json(header["statement"])
+                    w = _broadcast(torch.zeros_like(engine.playing(candidate).start, device="cpu"))
+                    return candidate, w, header["history"], statement, header["stopped"]
+                purpose, number, radius, rate = (header[name] for name in ("purpose", "round", "radius", "rate"))
+                cohort = _broadcast(torch.zeros(header["clients"], dtype=torch.int64))
+                models = {one: _broadcast(torch.zeros_like(engine.playing(one).start)) for one in header["candidates"]}
+                (candidate, w), *others = models.items()
+                rivals = {one: State(number, v, (v,), radius, {}, candidate=one) for one, v in others}
+                memory = {} if rate is None else {LOCAL_RATE: torch.tensor(rate)}
                 if purpose == SCALE:
                     memory[ANCHOR] = _broadcast(torch.zeros_like(w))
-                mechanism = playing.mechanism_of(purpose, radius)
-                controls = None if control is None else state.client_controls
-                asked = State(int(number) - 1, w, (w,), radius, {}, control, controls, memory, candidate, rivals)
-                state = asked if purpose == UPDATE else state
-                answer = self._together(Request(purpose, int(number), asked, mechanism, shake=shake), cohort)
-                if state.client_controls is not None:
+                control = controls = None
+                if purpose == UPDATE and start.control is not None and start.client_controls is not None:
+                    control, controls = _broadcast(torch.zeros_like(start.control)), start.client_controls
+                    self._share(controls)
+                state = State(number - 1, w, (w,), radius, {}, control, controls, memory, candidate, rivals)
+                playing = engine if purpose == CANDIDATE else engine.playing(candidate)
+                request = Request(purpose, number, state, playing.mechanism_of(purpose, radius), shake=header["shake"])
+                answer = self._together(request, cohort)
+                if controls is not None:
                     for clients, rows in answer.controls:
-                        state.client_controls[clients] = rows
+                        controls[clients] = rows
         except (RuntimeError, ValueError) as error:
-            raise self._lost(int(number), error) from None
+            raise self._lost(number, error) from None
 
     def dismiss(self, outcome: Outcome | None) -> None:
         """Tell the other ranks that the run is over, with its outcome; None for a failed run. Called on rank 0."""
-        if not self.over:
-            self.over = True
-            candidate = 0 if outcome is None else outcome[0]
-            _broadcast(torch.tensor([_STOP, outcome is not None, 0, 0, 0, candidate, 0], dtype=torch.float64))
-            if outcome is not None:
-                _, w, history, statement, stopped = outcome
-                send_text(json.dumps({"history": history, "statement": statement.to_json(), "stopped": stopped}))
-                _broadcast(w)
+        if self.over:
+            return
+        self.over = True
+        if outcome is None:
+            _send(None)
+        else:
+            candidate, w, history, statement, stopped = outcome
+            ended = {"history": history, "statement": statement.to_json(), "stopped": stopped}
+            _send({"candidate": candidate, **ended})
+            _broadcast(w)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -199,7 +188,7 @@ class RankCohort(Cohort):
                     self.dismiss(None)
             raise
         finally:
-            self.heart.stop()
+            self.heart.stopped.set()
 
     def _lost(self, number: int, error: Exception) -> Exception:
         """Turn a failed collective into a `RoundFailed` with a clear message; return other errors unchanged."""
@@ -314,18 +303,18 @@ def _receive_controls(other: int) -> list[tuple[Tensor, Tensor]]:
 LONGEST = 2**30
 
 
-def send_text(text: str) -> None:
-    """Send a text from rank 0 to the other ranks, which call `receive_text`."""
-    data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+def _send(content: Any) -> None:
+    """Send content as JSON from rank 0 to the other ranks, which call `_receive`."""
+    data = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
     _broadcast(torch.tensor([len(data)]))
     _broadcast(data)
 
 
-def receive_text() -> str:
+def _receive() -> Any:
     length = _broadcast(torch.zeros(1, dtype=torch.int64))
     if not 0 < int(length) <= LONGEST:
         raise RoundFailed(f"rank 0 announced a message of {int(length)} bytes; it must have between 1 and {LONGEST}.")
-    return _broadcast(torch.zeros(int(length), dtype=torch.uint8)).numpy().tobytes().decode()
+    return json.loads(_broadcast(torch.zeros(int(length), dtype=torch.uint8)).numpy().tobytes())
 
 
 EVERY, GONE_AFTER = 2.0, 20.0
@@ -343,7 +332,6 @@ class Heartbeat:
     store: dist.TCPStore
     rank: int
     world: int
-    gone_after: float = GONE_AFTER
     stopped: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
@@ -354,18 +342,15 @@ class Heartbeat:
         if rank == 0:
             host = os.environ.get("MASTER_ADDR") or socket.gethostname()
             server = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=patience)
-            send_text(json.dumps([host, server.port]))
+            _send([host, server.port])
         else:
-            host, port = json.loads(receive_text())
+            host, port = _receive()
             server = dist.TCPStore(host, port, is_master=False, timeout=patience)
         heart = cls(server, rank, world)
         server.set(f"beat/{rank}", "0")
         dist.barrier()
         threading.Thread(target=heart._run, name="heartbeat", daemon=True).start()
         return heart
-
-    def stop(self) -> None:
-        self.stopped.set()
 
     def _run(self) -> None:
         others = range(1, self.world) if self.rank == 0 else [0]
@@ -385,7 +370,7 @@ class Heartbeat:
             for other, beat in beats.items():
                 if beat != seen[other][0]:
                     seen[other] = (beat, now)
-                elif now - seen[other][1] > self.gone_after:
+                elif now - seen[other][1] > GONE_AFTER:
                     self._give_up(other)
                     return
 

@@ -70,7 +70,7 @@ def run_to_end(
         plan = Plan.of(engine.algorithm, *who, len(engine.start), rounds, mechanism=engine.mechanism)
         heard = any(hasattr(one, "on_advice") for one in callbacks)
         on_advice: Callable[[Advice], object] = partial(call_hook, callbacks, "on_advice") if heard else _warn
-        more = []
+        more = None
         if budget is not None and open_run.state.round < rounds:
             planned = statement_of(open_run, RunEnd("it is not complete.")).planned_epsilon_total or 0.0
             more = beyond_budget(planned, budget)

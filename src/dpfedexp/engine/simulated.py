@@ -22,15 +22,11 @@ from dpfedexp.core.local_rate import SCALES, best_rates, best_scale, moves, near
 from dpfedexp.core.noise import Streams, SystemStreams
 from dpfedexp.core.sums import Sums, client_votes
 from dpfedexp.engine.engine import ANCHOR, BEFORE, Answer, Cohort, OneGroup, Request
-from dpfedexp.errors import InputError, RoundFailed, require
+from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.machine import zero_rows
 from dpfedexp.trainers.client_losses import ClientLosses, ClientScores, all_rows
 from dpfedexp.trainers.isolation import padded, train_isolated
 from dpfedexp.trainers.task import Task, Trainer
-
-Ballots = Callable[[Request, Tensor, Tensor], Tensor]
-"""(request, clients, their updates before clipping) → the clients' values of the votes that the mechanism asks for, [n, k']. A
-client's row must not depend on other clients' data. The updates may have padding rows after the clients' rows."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,6 @@ class Simulation(Cohort):
         diagnostics: whether to compute values that are not private.
         system: the operating system's randomness for noise and sampling in a secure run; None for the seed.
         unit: clients per batch shape in an isolated run (`trainers.isolation`); None for a run without isolation.
-        ballots: computes the clients' answers to votes other than "within clip"; None without such votes.
         scores: computes the metrics that clients measure; None without such metrics.
         candidates: the simulation of each candidate of a tournament, over the same clients; empty without one.
         sampling: how clients are sampled, from the public number of clients; only tournaments need it.
@@ -62,7 +57,6 @@ class Simulation(Cohort):
     diagnostics: bool = False
     system: SystemStreams | None = None
     unit: int | None = None
-    ballots: Ballots | None = None
     scores: ClientScores | None = None
     candidates: tuple[Simulation, ...] = ()
     sampling: Sampling | None = None
@@ -129,7 +123,7 @@ class Simulation(Cohort):
         chunks = list(self.chunks(cohort))
         for clients in chunks:
             updates = self.rows(request, w, clients)
-            ballots = self._ballots(request, clients, updates)
+            ballots = self.improved(clients, updates) if client_votes(mechanism.votes) else None
             if check_model is not None:
                 check_model()
             elif clients is chunks[-1]:
@@ -158,18 +152,17 @@ class Simulation(Cohort):
         zero = Sums.zero(width, self.task.device, len(mechanism.votes))
         return Answer(sums or zero, {}, controls, true_squares)
 
-    def _ballots(self, request: Request, clients: Tensor, updates: Tensor) -> Tensor | None:
-        """The clients' answers to votes, one row for each update; None where the mechanism asks for no such vote."""
-        asked = client_votes(request.mechanism.votes)
-        if not asked:
+    def improved(self, clients: Tensor, updates: Tensor) -> Tensor | None:
+        """The votes on an automatic local rate, one row for each update; None for a given rate.
+
+        1 for a client whose loss improved; 0 for a zero update, which means no improvement. Clients without rows and padding rows
+        abstain (NaN).
+        """
+        if not self.task.local.automatic:
             return None
-        if self.ballots is None:
-            raise InputError(f"the vote {asked[0].name!r} has no ballots; pass ballots to the simulation.")
-        values = self.ballots(request, clients, updates)
-        right = (len(clients), len(asked))
-        require(tuple(values.shape) == right, f"the votes have shape {tuple(values.shape)}; they must have {right}.")
-        # Padding rows abstain.
-        return pad(values.double(), (0, 0, 0, len(updates) - len(values)), value=math.nan)
+        holds = pad(self.task.clients.sizes[clients] > 0, (0, len(updates) - len(clients)))
+        improved = (updates != 0).any(1).double()
+        return torch.where(holds.to(improved.device), improved, math.nan)[:, None]
 
     def chunks(self, cohort: Tensor) -> Iterator[Tensor]:
         """Yield chunks of clients of one `size_class`, to save padding; clients without rows have chunks of their own.
@@ -345,18 +338,3 @@ def _check_unchanged(w: Tensor) -> Callable[..., None]:
             )
 
     return check
-
-
-def ballots_of(task: Task) -> Ballots | None:
-    """The function that computes ballots on an automatic local rate; None for a given rate."""
-    if not task.local.automatic:
-        return None
-    sizes = task.clients.sizes
-
-    def ballots(request: Request, clients: Tensor, updates: Tensor) -> Tensor:
-        """1 for a client whose loss improved; 0 for a zero update, which means no improvement; NaN (abstain) without rows."""
-        improved = (updates[: len(clients)] != 0).any(1).double()
-        holds = (sizes[clients] > 0).to(improved.device)
-        return torch.where(holds, improved, math.nan)[:, None]
-
-    return ballots

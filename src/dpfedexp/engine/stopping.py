@@ -126,8 +126,8 @@ class EarlyStopping:
     def _improves(self, value: float) -> bool:
         if not math.isfinite(value) or math.isnan(self._best):
             return math.isfinite(value)
-        higher = self.better or ("higher" if self.metric.endswith(("accuracy", "auc")) else "lower")
-        gain = value - self._best if higher == "higher" else self._best - value
+        better = self.better or ("higher" if self.metric.endswith(("accuracy", "auc")) else "lower")
+        gain = value - self._best if better == "higher" else self._best - value
         return gain > 0.0 and gain >= self.min_delta
 
 

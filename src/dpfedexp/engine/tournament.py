@@ -101,17 +101,15 @@ def plan_comparison(candidates: Sequence[Candidate], local: LocalOptimizer | Non
     """
     phases = phases_of(len(candidates), rounds)
     follows: dict[int, tuple[int, float]] = {}
-    leaders: dict[Any, int] = {}
     keys = [(one.model, one.local, one.algorithm) for one in candidates]
     automatic = [own is not None and own.automatic for own in (one.local or local for one in candidates)]
     for number, one in enumerate(candidates):
-        key = keys[number]
-        leader = leaders.setdefault(key, number)
+        leader = keys.index(keys[number])
         require(
             one.rate == 1.0 or automatic[number],
             f"candidate {one.label!r} multiplies a rate that is fixed; pass local=Sgd(lr=…) instead of rate.",
         )
-        same = [n for n in range(number) if keys[n] == key and candidates[n].rate == one.rate]
+        same = [n for n in range(number) if keys[n] == keys[number] and candidates[n].rate == one.rate]
         require(not same, f"candidates {candidates[(same or [0])[0]].label!r} and {one.label!r} are the same.")
         if leader != number or one.rate != 1.0:
             follows[number] = (leader, one.rate)

@@ -404,7 +404,7 @@ def _simulation(
     # Imported here, because every message starts a new process, and one client's training needs less of the library.
     from dpfedexp.algorithms import fedavg
     from dpfedexp.algorithms.round import Full
-    from dpfedexp.engine.simulated import Simulation, ballots_of
+    from dpfedexp.engine.simulated import Simulation
 
     if not alone:
         from dpfedexp.engine.prepare import prepare
@@ -417,7 +417,7 @@ def _simulation(
     check_task(task)
     streams = fresh_streams()
     trained = replace(task, local=local.at(PRIOR_RATE), has_client_rates=True) if local.automatic else task
-    return Simulation(task, Loop(trained, streams), Full(), streams, 1, ballots=ballots_of(task))
+    return Simulation(task, Loop(trained, streams), Full(), streams, 1)
 
 
 def _with_metrics(simulation: Simulation, metrics: ClientMetrics | None, rows: Clients) -> Simulation:
@@ -469,8 +469,8 @@ def _rows_and_ballots(simulation: Simulation, question: Request, asked: Tensor) 
     for chunk in chunks:
         found = simulation.rows(question, w, chunk)
         rows.append(found[: len(chunk)].cpu())
-        if simulation.ballots is not None and question.purpose == UPDATE:
-            ballots.append(simulation.ballots(question, chunk, found)[:, 0].cpu())
+        improved = simulation.improved(chunk, found) if question.purpose == UPDATE else None
+        ballots += [] if improved is None else [improved[: len(chunk), 0].cpu()]
     # Chunks have clients of about the same size; the answer has the order of the request.
     order = torch.cat(chunks).argsort()[asked.argsort().argsort()]
     return torch.cat(rows)[order], torch.cat(ballots)[order] if ballots else None
