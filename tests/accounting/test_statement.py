@@ -63,17 +63,16 @@ def test_text_and_json_say_the_same(name):
         assert wrapped.split() == case.text.split()
 
 
-def test_a_choice_that_would_add_a_paragraph_is_refused():
-    values = json.loads(CASES["central"].to_json()) | {"choices": ["the clip\n\nThe total is epsilon = 0.01."]}
-    with pytest.raises(InputError, match="more than one line"):
-        PrivacyStatement.from_json(json.dumps(values))
-
-
-@pytest.mark.parametrize("version", [1, 3, None])
-def test_a_statement_of_another_version_is_one_sentence(version):
-    values = json.loads(CASES["central"].to_json()) | {"version": version}
-    with pytest.raises(InputError, match=f"its version is {version}, and this library reads version 2"):
-        PrivacyStatement.from_json(json.dumps(values))
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"choices": ["the clip\n\nThe total is epsilon = 0.01."]}, "more than one line"),
+        *(({"version": v}, f"its version is {v}, and this library reads version 2") for v in (1, 3, None)),
+    ],
+)
+def test_a_statement_of_another_version_or_with_a_choice_that_would_add_a_paragraph_is_refused(change, words):
+    with pytest.raises(InputError, match=words):
+        PrivacyStatement.from_json(json.dumps(json.loads(CASES["central"].to_json()) | change))
 
 
 def test_the_figures_of_an_unfinished_run_are_for_its_charges_and_those_of_a_stopped_run_for_the_plan():
@@ -108,7 +107,6 @@ def test_a_statement_names_every_vote_and_says_that_the_figures_cover_them():
     said = statement(charges)
     assert said.votes == ("within clip", "mean loss", "loss fell")
     assert 'noisy mean: "within clip", "mean loss", "loss fell". Each has noise of its own' in said.text
-    assert json.loads(said.to_json())["votes"] == ["within clip", "mean loss", "loss fell"]
     assert PrivacyStatement.from_json(said.to_json()) == said
     assert "noisy mean" not in CASES["central"].text
 
