@@ -10,6 +10,7 @@ from events_by_hand import central
 from dpfedexp.accounting import PureEvent, Query, Sampling, compose, gdp
 from dpfedexp.accounting.events import central_gaussian, from_json, local_gaussian, privunit, to_json, votes_only
 from dpfedexp.accounting.gdp import joint_mu
+from dpfedexp.accounting.pld import UNAMPLIFIED
 from dpfedexp.accounting.statement import NOT_LEFT_OUT, other_adjacency
 from dpfedexp.core.sums import within_clip_vote
 from dpfedexp.errors import InputError
@@ -101,11 +102,12 @@ def test_what_has_no_noise_is_refused_and_not_left_out_of_the_charge():
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_full_rounds_beside_fixed_cohorts_under_add_remove_leave_the_price_of_those_pushed_out(order):
-    """A full round moves by r, a fixed cohort by 2r: 3 and 5 of them make √(3 + 5·4)·r, and not √8·r."""
+    """A full round moves by r, a fixed cohort by 2r whatever its rate: 3 and 5 of them make √(3 + 5·4)·r, and not √8·r."""
     full = central(5.0, adjacency="add-remove")
     fixed = central(5.0, rate=0.1, kind="fixed", adjacency="add-remove")
     both = compose([(full, 3), (fixed, 5)][::order], 1e-5)
     assert both.epsilon == pytest.approx(gdp.epsilon(math.sqrt(3 + 5 * 4) / 5.0, 1e-5), rel=1e-9)
+    assert both.accountant == UNAMPLIFIED
 
 
 CENTRAL, LOCAL = PureEvent(0.1, "central"), PureEvent(0.1, "local")

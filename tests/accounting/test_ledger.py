@@ -5,6 +5,7 @@ import os
 import re
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from events_by_hand import central, local
@@ -160,56 +161,43 @@ def test_a_ledger_holds_its_own_marks_and_no_others(path, tmp_path):
     assert [Ledger.open(shorter, read_only=True).holds(mark) for mark in marks] == [True, True, True, False]
 
 
-class Notes:
-    """A witness that writes down every mark, and may know of more than the ledger holds."""
-
-    def __init__(self):
-        self.seen, self.refuses, self.full = [], False, False
-
-    def check(self, ledger):
-        if self.refuses:
-            raise LedgerError("another copy went on")
-
-    def move(self, ledger):
-        if self.full:
-            raise OSError(28, "No space left on device")
-        self.seen.append(ledger.mark())
-
-    def close(self):
-        self.seen.append(None)
+@pytest.fixture
+def witness():
+    """A witness with all the marks that it has seen."""
+    witness = Mock(seen=[])
+    witness.move.side_effect = lambda ledger: witness.seen.append(ledger.mark())
+    return witness
 
 
-def test_a_witness_knows_the_mark_before_the_charge_returns_and_again_at_a_replay(path):
-    notes = Notes()
+def test_a_witness_knows_the_mark_before_the_charge_returns_and_again_at_a_replay(path, witness):
     with Ledger.create(path) as ledger:
-        ledger.witnesses.append(notes)
+        ledger.witnesses.append(witness)
         ledger.charge(1, EVENT, run="a", noise="seed 0")
         ledger.charge(2, EVENT, run="a")
         ledger.charge(1, EVENT, run="a", noise="seed 0")
-        assert [mark.count for mark in notes.seen] == [1, 2, 2]
-        assert all(ledger.holds(mark) for mark in notes.seen)
-        notes.full = True
+        assert [mark.count for mark in witness.seen] == [1, 2, 2]
+        assert all(ledger.holds(mark) for mark in witness.seen)
+        witness.move.side_effect = OSError(28, "No space left on device")
         with pytest.raises(OSError, match="No space"):
             ledger.charge(3, EVENT, run="a")
-        notes.refuses = True
+        witness.check.side_effect = LedgerError("another copy went on")
         for charge in (lambda: ledger.charge(4, EVENT), ledger.check_newest):
             with pytest.raises(LedgerError, match="another copy went on"):
                 charge()
-    assert notes.seen[-1] is None
+    witness.close.assert_called_once_with()
     assert [entry.round for entry in Ledger.open(path, read_only=True).entries] == [1, 2, 3], "not what was refused"
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_a_seal_holds_until_the_run_is_charged_again_and_witnesses_know_it(path, in_memory):
-    notes = Notes()
+def test_a_seal_holds_until_the_run_is_charged_again_and_witnesses_know_it(path, in_memory, witness):
     with Ledger.in_memory() if in_memory else Ledger.create(path) as ledger:
-        ledger.witnesses.append(notes)
+        ledger.witnesses.append(witness)
         ledger.charge(1, EVENT, run="a")
         before = ledger.mark()
         for _ in range(2):
             ledger.seal("a", model="m")
         assert (ledger.sealed("a"), ledger.sealed("b")) == ({"model": "m"}, None)
-        assert notes.seen == [before, ledger.mark()], "the same seal again is none"
+        assert witness.seen == [before, ledger.mark()], "the same seal again is none"
         assert ledger.holds(before)
         assert in_memory or ledger.mark() != before
         again = ledger if in_memory else Ledger.open(path, read_only=True)

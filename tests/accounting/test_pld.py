@@ -126,13 +126,6 @@ def test_fixed_size_replace_one_is_rdp_without_replacement_with_the_full_sensiti
     assert total.epsilon < compose([(central(z), rounds)], 1e-5).epsilon
 
 
-def test_fixed_size_add_remove_claims_no_amplification_and_pays_for_the_client_pushed_out():
-    """Adding a client replaces another one in the sample: two contributions change, whatever the rate."""
-    total = compose([(central(3.0, rate=0.1, kind="fixed", adjacency="add-remove"), 20)], 1e-5)
-    assert total.accountant == pld.UNAMPLIFIED
-    assert total.epsilon == pytest.approx(compose([(central(3.0), 20)], 1e-5).epsilon, rel=1e-9)
-
-
 def test_poisson_uses_the_joint_norm_of_all_queries():
     """The joint sensitivity of NOTES §4 does not survive Poisson sampling; the norm of one client's contribution does."""
     sampling = Sampling("poisson", 0.1)

@@ -191,13 +191,8 @@ class Constant:
         return torch.full((len(clients), width), self.values.pop(0), dtype=dtype)
 
 
-class Forbidden:
-    """Noise that must not be asked for."""
-
-    def normal(self, clients, width, device, dtype):
-        raise AssertionError("strict noise must not come from floating-point sampling")
-
-    uniform = normal
+NO_FLOATS = object()
+"""In the place of noise: strict noise must not come from floating-point sampling."""
 
 
 def test_the_count_and_the_squared_norms_have_noise_of_their_own_in_a_secure_release():
@@ -225,7 +220,7 @@ def discrete(monkeypatch):
 
 
 def test_all_noises_of_a_strict_release_or_report_are_discrete_and_no_others_are(discrete):
-    report = reports(LocalGaussian(CLIP, 0.7).secure(strict=True), torch.zeros(4, 9), Forbidden())
+    report = reports(LocalGaussian(CLIP, 0.7).secure(strict=True), torch.zeros(4, 9), NO_FLOATS)
     assert len(discrete) == 1
     assert report.vector.flatten().tolist() == pytest.approx([3 * 0.7 * CLIP] * 36, rel=1e-6)
     discrete.clear()
@@ -233,7 +228,7 @@ def test_all_noises_of_a_strict_release_or_report_are_discrete_and_no_others_are
     assert discrete == []
     mechanism = EVERYTHING.secure(strict=True)
     sums = collected(mechanism, 0.1 * ROWS)
-    released = mechanism.release(sums, M, Forbidden(), Forbidden())
+    released = mechanism.release(sums, M, NO_FLOATS, NO_FLOATS)
     assert len(discrete) == 3
     assert all(2**30 <= scale < 2**31 + 1 for scale in discrete)
     assert (M * released.c_bar - sums.vector).tolist() == pytest.approx([3 * Z * CLIP] * 9, rel=1e-6)
