@@ -1,5 +1,7 @@
 """Subsampled rounds: against quadrature, dp-accounting and Opacus, and on settings that break accountants."""
 
+import cmath
+import itertools
 import math
 
 import dp_accounting
@@ -10,9 +12,7 @@ from events_by_hand import central
 
 from dpfedexp.accounting import GaussianEvent, Query, Sampling, compose, pld
 
-REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
-
-ADD_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE, ADD = dp_accounting.NeighboringRelation.REPLACE_ONE, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 def hockey_stick(q: float, up: float, low: float, epsilon: float) -> float:
@@ -45,22 +45,20 @@ def test_one_poisson_round_is_the_hockey_stick_of_its_dominating_pair(q, z, adja
 def test_no_other_pair_of_clients_is_worse_than_the_opposite_one(q, r):
     """Replace-one under Poisson sampling, in the plane: other angles and norms have a smaller δ at every ε."""
     grid = np.linspace(-8 - r, 8 + r, 401)
-    x, y = np.meshgrid(grid, grid)
-    cell = (grid[1] - grid[0]) ** 2 / (2 * math.pi)
+    plane = grid + 1j * grid[:, None]
 
-    def density(angle: float, norm: float) -> np.ndarray:
-        centered = np.exp(-((x - norm * math.cos(angle)) ** 2 + (y - norm * math.sin(angle)) ** 2) / 2)
-        return (1 - q) * np.exp(-(x * x + y * y) / 2) + q * centered
+    def density(center: complex) -> np.ndarray:
+        return (1 - q) * np.exp(-(abs(plane) ** 2) / 2) + q * np.exp(-(abs(plane - center) ** 2) / 2)
 
-    upper = density(0.0, r)
-    for epsilon in (0.05, 0.5, 1.5):
-        worst = float(np.maximum(0, upper - math.exp(epsilon) * density(math.pi, r)).sum() * cell)
-        for angle in (0.0, 1.0, 2.0, 2.8, math.pi):
-            for norm in (0.0, 0.5 * r, 0.9 * r):
-                other = density(angle, norm)
-                one = float(np.maximum(0, upper - math.exp(epsilon) * other).sum() * cell)
-                two = float(np.maximum(0, other - math.exp(epsilon) * upper).sum() * cell)
-                assert max(one, two) <= worst * (1 + 1e-3)  # the sum over a grid of 0.05 is good to 1e-3
+    def delta(one: np.ndarray, two: np.ndarray, epsilon: float) -> float:
+        return float(np.maximum(0, one - math.exp(epsilon) * two).sum() / one.sum())
+
+    upper, lower = density(r), density(-r)
+    for angle, norm in itertools.product((0.0, 1.0, 2.0, 2.8, math.pi), (0.0, 0.5 * r, 0.9 * r)):
+        other = density(cmath.rect(norm, angle))
+        for epsilon in (0.05, 0.5, 1.5):
+            worst = delta(upper, lower, epsilon) * (1 + 1e-3)  # the sum over a grid of 0.05 is good to 1e-3
+            assert max(delta(upper, other, epsilon), delta(other, upper, epsilon)) <= worst
 
 
 @pytest.mark.parametrize(
@@ -116,7 +114,7 @@ def test_delta_below_the_rounding_of_the_convolution_falls_back_to_rdp():
 
 def test_fixed_size_replace_one_is_rdp_without_replacement_with_the_full_sensitivity():
     z, q, rounds = 8.0, 0.05, 100
-    accountant = rdp_privacy_accountant.RdpAccountant(list(range(2, 64)), REPLACE_ONE)
+    accountant = rdp_privacy_accountant.RdpAccountant(list(range(2, 64)), REPLACE)
     # Replacing a client moves the sum by 2C: noise zC over that is z/2.
     event = dp_accounting.SampledWithoutReplacementDpEvent(1000, 50, dp_accounting.GaussianDpEvent(z / 2))
     accountant.compose(event, rounds)
@@ -178,7 +176,7 @@ def test_rounds_composed_in_two_stages_are_all_there(n):
 @pytest.mark.parametrize("z", [0.7, 5.0])
 def test_renyi_of_poisson_rounds_is_that_of_dp_accounting_at_their_noise(z):
     item = pld.GaussianRound.of(central(z, rate=0.1, adjacency="add-remove"))
-    accountant = rdp_privacy_accountant.RdpAccountant(pld._ORDERS, ADD_REMOVE)
+    accountant = rdp_privacy_accountant.RdpAccountant(pld._ORDERS, ADD)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(z)), 100)
     # The round's shift is rounded up in its ninth digit or beyond.
     assert pld.rdp_epsilon([(item, 100)], 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
