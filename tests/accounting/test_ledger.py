@@ -83,16 +83,12 @@ def test_guarantee_is_the_composition_of_the_charges(path):
 
 def test_a_flip_of_any_bit_of_the_file_is_detected_and_named(path):
     content = written(path, 2)
-    starts = [0]
-    for line in content.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
     for i in range(len(content)):
         damaged = bytearray(content)
         damaged[i] ^= 1 << (i % 8)
         path.write_bytes(damaged)
-        line = sum(1 for start in starts[1:-1] if start <= i) + 1
-        expected = "missing|incomplete" if i == len(content) - 1 else f"line {line}"
-        with pytest.raises(LedgerError, match=expected):
+        line = content.count(b"\n", 0, i) + 1
+        with pytest.raises(LedgerError, match="missing|incomplete" if i == len(content) - 1 else f"line {line}"):
             Ledger.open(path)
 
 
