@@ -9,18 +9,15 @@ import torch
 from scipy import stats
 
 from dpfedexp import Execution, Poisson, Sgd, cdp_fedexp, dp_fedavg, fedavg, ldp_fedexp, train
-from dpfedexp.accounting import Sampling, compose, gdp
+from dpfedexp.accounting import Sampling, gdp
 from dpfedexp.core import noise as noise_module
 from dpfedexp.core.noise import STRICT_BITS, ChaChaNoise, Streams
 from dpfedexp.core.sums import Sums, within_clip_vote
 from dpfedexp.data import synthetic_regression
-from dpfedexp.engine import checkpoint
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.models import linear_regression
-from tests.arguments import arguments
-from tests.engine.small import Crash, crash_in
 
 from .one_round import collected, reports
 
@@ -132,9 +129,8 @@ PROBLEM = synthetic_regression(20, 5, seed=1)
 
 
 def run(algorithm, **options):
-    execution = Execution(device="cpu", trainer="loop")
-    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 3, "execution": execution} | options
-    return train(linear_regression(5), PROBLEM.federation, algorithm, **arguments(options))
+    given = {"local": Sgd(lr=0.02, steps=2), "rounds": 3, "execution": Execution(device="cpu", trainer="loop")}
+    return train(linear_regression(5), PROBLEM.federation, algorithm, **given, **options)
 
 
 @pytest.mark.parametrize(
@@ -160,20 +156,6 @@ def test_a_secure_run_draws_who_takes_part_from_the_system_too():
         simulation, _ = prepare(linear_regression(5), PROBLEM.federation, algorithm, **how)
         seen.add(tuple(simulation.participation.cohort(20, simulation.noise.at("participation", 1)).tolist()))
     assert len(seen) > 1
-
-
-def test_a_secure_round_that_is_computed_again_is_paid_for_again(tmp_path, monkeypatch):
-    """Two noisy answers to the same question are two releases, even if a crash hid the first one from everybody but the disk."""
-    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
-    with monkeypatch.context() as patch:
-        crash_in(patch, checkpoint, "save", 2, before=True)
-        with pytest.raises(Crash):
-            run(algorithm, secure=True, out=tmp_path)
-    done = run(algorithm, secure=True, out=tmp_path)
-    assert [entry.round for entry in done.ledger.entries] == [1, 1, 2, 3]
-    assert done.ledger.header["simulated"] is False
-    event = done.ledger.entries[0].event
-    assert done.privacy.epsilon_total == compose([(event, 4)], algorithm.delta).epsilon
 
 
 CLIP, Z, SCALAR, COUNT, M = 0.3, 2.0, 3.0, 4.0, 40
