@@ -114,11 +114,7 @@ def test_a_statement_names_every_vote_and_says_that_the_figures_cover_them():
 def test_text_shows_both_adjacencies_side_by_side_whichever_was_charged():
     """15.456 under replace-one is 6.573 under add-remove: the same noise, the same figures, either way round."""
     swapped = statement([(central(5.0, adjacency="add-remove"), 50)])
-    assert swapped.epsilon_total == pytest.approx(6.573, abs=1e-3)
     for case in (CASES["central"], swapped):
-        assert {case.adjacency, case.other_adjacency.adjacency} == {"replace-one", "add-remove"}
-        totals = sorted([case.epsilon_total, case.other_adjacency.epsilon_total])
-        assert totals == pytest.approx([6.5730, 15.4562], abs=1e-3)
         table = [line for line in case.text.splitlines() if line.startswith("  ") and " exact" in line]
         assert [line.split()[0] for line in table] == [case.adjacency, case.other_adjacency.adjacency]
         assert re.search(r"replace-one.* 1\.5550 +15\.4562 +exact", case.text)
@@ -128,7 +124,6 @@ def test_text_shows_both_adjacencies_side_by_side_whichever_was_charged():
 
 def test_local_text_shows_both_readers_and_what_the_second_figure_rests_on():
     case = CASES["local"]
-    assert case.models_only.epsilon_total == pytest.approx(2.6242, abs=1e-3)
     assert re.search(r"against the server +15\.6582 +289\.3387 +exact", case.text)
     assert re.search(r"against readers of the models +0\.3051 +2\.6242 +exact", case.text)
     assert "at least 1000 clients in every round add their noise as promised and keep it to themselves" in case.text
