@@ -41,8 +41,6 @@ def test_affordable_rounds_is_the_last_that_fits():
         assert compose([(central(z), rounds + 1)], 1e-5).epsilon > target
     assert affordable_rounds(central(5.0), 15.4562, 1e-5) == 50
     assert affordable_rounds(central(0.1), 1.0, 1e-5) == 0
-    with pytest.raises(InputError, match=f"more than {2**40} rounds fit"):
-        affordable_rounds(central(1e12), 1.0, 1e-5)
 
 
 def privunit(total: float):
@@ -57,21 +55,6 @@ def test_privunit_target_in_total_inverts_the_tight_composition(one):
     assert compose([(privunit(found), 50)], 1e-5).epsilon <= target
     assert found > target / 50
     assert calibrate_privunit(privunit, target_epsilon=one) == pytest.approx(one, rel=1e-6), "pure, for one report"
-
-
-@pytest.mark.parametrize(
-    ("make", "target", "delta", "rounds", "words"),
-    [
-        (central, 0.0, 1e-5, 1, r"target_epsilon is 0.*above 0"),
-        (central, 1.0, 0.0, 1, "delta is 0"),
-        (lambda z: NonPrivateEvent(), 1.0, 1e-5, 1, "no noise multiplier up to"),
-        (lambda z: central(5.0), 100.0, 1e-5, 1, "costs less. Lower target_epsilon"),
-        (central, 1.0, 1e-5, 0, "rounds is 0"),
-    ],
-)
-def test_impossible_targets_are_sentences(make, target, delta, rounds, words):
-    with pytest.raises(InputError, match=words):
-        calibrate_noise(make, target_epsilon=target, delta=delta, rounds=rounds)
 
 
 @pytest.mark.parametrize(("adjacency", "shift"), [("replace-one", 2.0), ("add-remove", 1.0)])
@@ -96,19 +79,33 @@ def test_the_three_are_inverse_to_each_other():
     assert rounds(1e-3, 1.0, 1e-5, **how) == 0
 
 
+def found(event, target):
+    return calibrate_noise(lambda z: event, target_epsilon=target, delta=1e-5, rounds=1)
+
+
+def found_report(one, target):
+    return calibrate_privunit(lambda _: privunit(3.0 * one), target_epsilon=target)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
+        (lambda: found(NonPrivateEvent(), 1.0), "no noise multiplier up to"),
+        (lambda: found(central(5.0), 100.0), "costs less. Lower target_epsilon"),
+        (lambda: found_report(0.1, 5.0), "too costly for it. Lower it"),
+        (lambda: found_report(1.0, 0.5), "no report is private enough"),
+        (lambda: noise(0.0, 5, 1e-5), r"target_epsilon is 0.*above 0"),
+        (lambda: noise(1.0, 0, 1e-5), "rounds is 0; it must be 1 or more"),
         (lambda: epsilon(0.0, 5, 1e-5), "noise_multiplier is 0.0; it must be a positive number."),
         (lambda: epsilon(1.0, 0, 1e-5), "rounds is 0; it must be a positive whole number."),
         (lambda: epsilon(1.0, 5, 1e-5, sampling_rate=0), "sampling_rate is 0; it must be above 0 and at most 1."),
         (lambda: epsilon(1.0, 5, 1e-5, adjacency="zero-out"), "adjacency is 'zero-out'; it must be"),
         (lambda: epsilon(1.0, 5, 2.0), "delta is 2.0; it must be"),
-        (lambda: rounds(100.0, 1e9, 1e-5), "fit in it. Lower it"),
+        (lambda: rounds(100.0, 1e9, 1e-5), f"more than {2**40} rounds fit in it. Lower it"),
         (lambda: noise(1.0, 5, 0.0), "delta is 0.0; Gaussian noise needs a delta above 0."),
         (lambda: noise(eps=1.0, rounds=5, delta=1e-5), "noise has no argument 'eps'"),
     ],
 )
 def test_wrong_uses_are_answered_in_a_sentence(call, sentence):
-    with pytest.raises((InputError, TypeError), match=sentence.replace("(", r"\(")):
+    with pytest.raises((InputError, TypeError), match=sentence):
         call()

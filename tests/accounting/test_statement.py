@@ -63,17 +63,16 @@ def test_text_and_json_say_the_same(name):
         assert wrapped.split() == case.text.split()
 
 
-def test_a_choice_that_would_add_a_paragraph_is_refused():
-    values = json.loads(CASES["central"].to_json()) | {"choices": ["the clip\n\nThe total is epsilon = 0.01."]}
-    with pytest.raises(InputError, match="more than one line"):
-        PrivacyStatement.from_json(json.dumps(values))
-
-
-@pytest.mark.parametrize("version", [1, 3, None])
-def test_a_statement_of_another_version_is_one_sentence(version):
-    values = json.loads(CASES["central"].to_json()) | {"version": version}
-    with pytest.raises(InputError, match=f"its version is {version}, and this library reads version 2"):
-        PrivacyStatement.from_json(json.dumps(values))
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"choices": ["the clip\n\nThe total is epsilon = 0.01."]}, "more than one line"),
+        *(({"version": v}, f"its version is {v}, and this library reads version 2") for v in (1, 3, None)),
+    ],
+)
+def test_a_statement_of_another_version_or_with_a_choice_that_would_add_a_paragraph_is_refused(change, words):
+    with pytest.raises(InputError, match=words):
+        PrivacyStatement.from_json(json.dumps(json.loads(CASES["central"].to_json()) | change))
 
 
 def test_the_figures_of_an_unfinished_run_are_for_its_charges_and_those_of_a_stopped_run_for_the_plan():
@@ -108,7 +107,6 @@ def test_a_statement_names_every_vote_and_says_that_the_figures_cover_them():
     said = statement(charges)
     assert said.votes == ("within clip", "mean loss", "loss fell")
     assert 'noisy mean: "within clip", "mean loss", "loss fell". Each has noise of its own' in said.text
-    assert json.loads(said.to_json())["votes"] == ["within clip", "mean loss", "loss fell"]
     assert PrivacyStatement.from_json(said.to_json()) == said
     assert "noisy mean" not in CASES["central"].text
 
@@ -116,11 +114,7 @@ def test_a_statement_names_every_vote_and_says_that_the_figures_cover_them():
 def test_text_shows_both_adjacencies_side_by_side_whichever_was_charged():
     """15.456 under replace-one is 6.573 under add-remove: the same noise, the same figures, either way round."""
     swapped = statement([(central(5.0, adjacency="add-remove"), 50)])
-    assert swapped.epsilon_total == pytest.approx(6.573, abs=1e-3)
     for case in (CASES["central"], swapped):
-        assert {case.adjacency, case.other_adjacency.adjacency} == {"replace-one", "add-remove"}
-        totals = sorted([case.epsilon_total, case.other_adjacency.epsilon_total])
-        assert totals == pytest.approx([6.5730, 15.4562], abs=1e-3)
         table = [line for line in case.text.splitlines() if line.startswith("  ") and " exact" in line]
         assert [line.split()[0] for line in table] == [case.adjacency, case.other_adjacency.adjacency]
         assert re.search(r"replace-one.* 1\.5550 +15\.4562 +exact", case.text)
@@ -130,7 +124,6 @@ def test_text_shows_both_adjacencies_side_by_side_whichever_was_charged():
 
 def test_local_text_shows_both_readers_and_what_the_second_figure_rests_on():
     case = CASES["local"]
-    assert case.models_only.epsilon_total == pytest.approx(2.6242, abs=1e-3)
     assert re.search(r"against the server +15\.6582 +289\.3387 +exact", case.text)
     assert re.search(r"against readers of the models +0\.3051 +2\.6242 +exact", case.text)
     assert "at least 1000 clients in every round add their noise as promised and keep it to themselves" in case.text

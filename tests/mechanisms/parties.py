@@ -6,12 +6,13 @@ from pathlib import Path
 import torch
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise import to_words
 from dpfedexp.flower.guard import HelperFile
 from dpfedexp.mechanisms.aggregation import PrivateKey, RoundBinding, mask_row, new_key
 from dpfedexp.mechanisms.serialization import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
+
+from .one_round import reports
 
 D, CLIENTS = 5, 8
 MECHANISM = TwoPartyGaussian(clip=0.5, noise_multiplier=2.0, numerator="free")
@@ -45,9 +46,7 @@ def round_of(mechanism=MECHANISM, number=1, run="run", nonce=None, columns=None)
 
 
 def rows(mechanism=MECHANISM, seed=0) -> torch.Tensor:
-    vectors = torch.randn(CLIENTS, D, generator=torch.Generator().manual_seed(seed))
-    report = mechanism.randomize(clip(vectors, mechanism.clip), torch.arange(CLIENTS), None)
-    return mechanism.units(report)
+    return mechanism.units(reports(mechanism, torch.randn(CLIENTS, D, generator=torch.Generator().manual_seed(seed))))
 
 
 def sent(round_: RoundBinding, key: str, units: torch.Tensor, first=100):

@@ -9,9 +9,10 @@ import pytest
 import torch
 from scipy import stats
 
-from dpfedexp.core.clipping import Clipped
 from dpfedexp.core.noise import ChaChaNoise
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
+
+from .one_round import collected
 
 TRIALS, WIDTH = 300, 256
 CLIP, Z = 1.0, 0.7
@@ -22,15 +23,8 @@ CHANCE = 5.2 * 0.5 / np.sqrt(2 * TRIALS)
 def outputs(mechanism, bit, noise, trials=TRIALS):
     """What an observer sees of two neighbors: a client whose update is 0, or (1/16, …, 1/16) of norm 1 − a little."""
     row = torch.full((1, WIDTH), bit * CLIP / np.sqrt(WIDTH) * (1 - 2.0**-20))
-    kept = Clipped(row, torch.ones(1, dtype=torch.bool))
-    seen = []
-    for _ in range(trials):
-        report = mechanism.randomize(kept, torch.arange(1), noise)
-        if isinstance(mechanism, CentralGaussian):
-            seen.append(mechanism.release(mechanism.collect(report), 1.0, noise, noise).c_bar.numpy())
-        else:
-            seen.append(report.vector[0].double().numpy())
-    return np.array(seen)
+    seen = [collected(mechanism, row, noise) for _ in range(trials)]
+    return np.array([mechanism.release(sums, 1.0, noise, noise).c_bar.numpy() for sums in seen])
 
 
 def guess(seen, input_bits):

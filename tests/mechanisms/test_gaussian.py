@@ -8,39 +8,43 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfedexp.accounting import Query, Sampling
+from dpfedexp.accounting import Sampling
 from dpfedexp.core import noise as noise_module
 from dpfedexp.core.clipping import BLOCK, clip
 from dpfedexp.core.noise import Streams
-from dpfedexp.core.sums import Sums, Vote, within_clip_vote
+from dpfedexp.core.sums import Sums, within_clip_vote
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit, Release
 from dpfedexp.mechanisms.base import lift, total
-from tests.mechanisms.local_laplace import LocalLaplace
-from tests.sizes import sized
 
-RADIUS = 0.3
+from .local_laplace import LocalLaplace
+from .one_round import collected, reports
 
-CLIPPED = clip(torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), RADIUS)
+RADIUS, M, D = 0.3, 50, 4000
+
+DENOMINATOR = 80.0
+"""Not M: a central sum is divided by what was declared, a local mean by who reported."""
+
+CLIPPED = clip(torch.randn(M, 8, generator=torch.Generator().manual_seed(1)), RADIUS).vectors
 
 
-def release(mechanism, seed=0, clipped=CLIPPED, denominator=None):
-    streams, count = Streams(seed), len(clipped.vectors)
-    sums = mechanism.collect(mechanism.randomize(clipped, torch.arange(count), streams.at("local noise", 1)))
-    return mechanism.release(sums, denominator or count, streams.at("central noise", 1), streams.at("scalar", 1))
+def release(mechanism, updates, seed=0, denominator=DENOMINATOR):
+    streams = Streams(seed)
+    sums = collected(mechanism, updates, streams.at("local noise", 1))
+    return mechanism.release(sums, denominator, streams.at("central noise", 1), streams.at("scalar", 1))
 
 
 def test_no_privacy_releases_the_mean_and_the_mean_square():
-    out = release(NoPrivacy())
-    assert torch.allclose(out.c_bar, CLIPPED.vectors.double().mean(0))
-    assert out.statistic == pytest.approx(float(CLIPPED.vectors.double().square().sum(1).mean()))
+    out = release(NoPrivacy(), CLIPPED)
+    assert torch.allclose(out.c_bar, CLIPPED.double().mean(0))
+    assert out.statistic == pytest.approx(float(CLIPPED.double().square().sum(1).mean()))
     assert out.variance == NoPrivacy().noise_variance(10.0, 10) == NoPrivacy().noise_norm(7, 10.0, 10) == 0.0
 
 
 def test_ldp_gaussian_statistic_exceeds_the_truth_by_d_sigma_squared():
     mechanism = LocalGaussian(RADIUS, 0.7, numerator="paper")
-    truth = float(CLIPPED.vectors.double().square().sum(1).mean())
-    drawn = torch.tensor([release(mechanism, seed).statistic for seed in range(500)], dtype=torch.float64)
+    truth = float(CLIPPED.double().square().sum(1).mean())
+    drawn = torch.tensor([release(mechanism, CLIPPED, seed).statistic for seed in range(500)], dtype=torch.float64)
     energy = 8 * (0.7 * RADIUS) ** 2
     assert float(drawn.mean()) - truth == pytest.approx(energy, rel=0.03)
 
@@ -79,14 +83,13 @@ def test_lifted_norm_holds_where_rounding_is_worst(dtype, tiny):
 def test_free_numerator_is_unbiased_with_the_noise_of_one_coordinate(setting):
     """Its sd is C·(the noise of the mean per coordinate): 5C²/M central, 0.7C²/√M local."""
     radius, m, repeats = 0.3, 400, 100
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(m, 20, generator=generator)
-    clipped = clip(x / x.norm(dim=1, keepdim=True) * torch.linspace(0.0, 1.4, m)[:, None] * radius, radius)
-    truth = float(clipped.vectors.double().square().sum(1).mean())
+    x = torch.randn(m, 20, generator=torch.Generator().manual_seed(0))
+    clipped = clip(x / x.norm(dim=1, keepdim=True) * torch.linspace(0.0, 1.4, m)[:, None] * radius, radius).vectors
+    truth = float(clipped.double().square().sum(1).mean())
     kind, z = (CentralGaussian, 5.0) if setting == "central" else (LocalGaussian, 0.7)
     mechanism = kind(radius, z, numerator="free")
     expected_sd = z * radius**2 / (m if setting == "central" else math.sqrt(m))
-    drawn = [radius**2 - radius * release(mechanism, trial, clipped).statistic for trial in range(repeats)]
+    drawn = [radius**2 - radius * release(mechanism, clipped, trial, m).statistic for trial in range(repeats)]
     drawn = torch.tensor(drawn, dtype=torch.float64)
     # Five standard errors of the mean; the sd of a sample of n has a relative error of 1/sqrt(2n), five of those.
     assert abs(float(drawn.mean()) - truth) < 5 * expected_sd / math.sqrt(repeats) + 1e-6 * radius**2
@@ -117,34 +120,11 @@ def test_a_local_release_is_the_mean_over_those_who_reported(mechanism):
     assert LocalGaussian(0.5, 4.0).noise_variance(100.0, 0) == pytest.approx((4.0 * 0.5) ** 2), "of no clients"
 
 
-@pytest.mark.parametrize(("adjacency", "both"), [("replace-one", 2.0), ("add-remove", 1.0)])
-def test_every_query_is_charged_with_its_own_bound_sensitivity_noise_and_diameter(adjacency, both):
-    votes = (within_clip_vote(11.0), Vote("loss", 0.0, 10.0, noise=13.0))
-    mechanism = CentralGaussian(0.3, 5.0, adjacency, "paper", 7.0, votes)
-    for sampling in (Sampling(), Sampling("poisson", 0.1)):
-        assert mechanism.event(sampling).queries == (
-            Query("update", 1.0, both, 5.0, 2.0),
-            Query("squared norms", 1.0, 1.0, 7.0, 1.0),
-            Query("within clip", 0.5, 0.5 * both, 11.0, 1.0),
-            Query("loss", 0.5, 0.5 * both, 13.0, 1.0),
-        )
-
-
 def test_strict_noise_without_opendp_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
     noise_module._discrete.cache_clear()
     with pytest.raises(InputError, match="needs OpenDP"):
         noise_module.discrete_gaussian((2,), 3.0)
-
-
-RADIUS, M, D = 0.3, 50, 4000
-
-DENOMINATOR = 80.0
-"""Not M: a central sum is divided by what was declared, a local mean by who reported."""
-
-
-def released(mechanism, rows, seed=0):
-    return release(mechanism, seed, clip(rows, mechanism.clip), DENOMINATOR)
 
 
 GAUSSIANS = [
@@ -158,41 +138,28 @@ GAUSSIANS = [
 
 @pytest.mark.parametrize("mechanism", GAUSSIANS, ids=lambda m: f"{type(m).__name__}-{m.numerator}")
 def test_a_mean_of_nothing_has_the_variance_that_the_mechanism_says(mechanism):
-    measured = float(released(mechanism, torch.zeros(M, D)).c_bar.double().square().mean())
+    out, said = release(mechanism, torch.zeros(M, D)), mechanism.noise_variance(DENOMINATOR, M)
     # The relative deviation of a mean of D squares is sqrt(2/D) = 0.022; 5.5 of them happen once in 10⁷.
-    assert measured == pytest.approx(mechanism.noise_variance(DENOMINATOR, M), rel=5.5 * math.sqrt(2 / D))
-    assert released(mechanism, torch.zeros(M, D)).variance == mechanism.noise_variance(DENOMINATOR, M)
-    variance = mechanism.noise_variance(DENOMINATOR, M)
-    assert mechanism.noise_norm(D, DENOMINATOR, M) == pytest.approx(math.sqrt(D * variance))
+    assert float(out.c_bar.double().square().mean()) == pytest.approx(said, rel=5.5 * math.sqrt(2 / D))
+    assert out.variance == said
+    assert mechanism.noise_norm(D, DENOMINATOR, M) == pytest.approx(math.sqrt(D * said))
 
 
-@pytest.mark.parametrize("epsilon2", sized([2.0], [0.5, 2.0, 5.0]))
-def test_privunits_noise_at_the_clip_is_what_it_says(epsilon2):
+@pytest.mark.parametrize(("share", "epsilon2"), [(0.0, 2.0), (0.5, 2.0), *((1.0, one) for one in (0.5, 2.0, 5.0))])
+def test_privunits_noise_is_what_it_says_at_the_clip_and_no_more_below(share, epsilon2):
     mechanism, d, count = PrivUnit(RADIUS, 40, epsilon2=epsilon2), 40, 40_000
-    row = torch.zeros(d, dtype=torch.float64)
-    row[3] = RADIUS
-    rows = row.expand(count, d).clone()
-    report = mechanism.randomize(clip(rows, RADIUS), torch.arange(count), Streams(1).at("client", 1))
-    errors = (mechanism.estimate(report).double() - row).square().sum(1)
+    rows = torch.zeros(count, d, dtype=torch.float64)
+    rows[:, 3] = share * RADIUS
+    report, said = reports(mechanism, rows), mechanism.noise_norm(d, 1.0, 1)
+    errors = (mechanism.estimate(report).double() - rows).square().sum(1)
     # Clipping shortens the rows by 2⁻²², far below the mean's own deviation.
     deviation = float(errors.std()) / math.sqrt(count)
-    assert float(errors.mean()) == pytest.approx(mechanism.noise_norm(d, 1.0, 1) ** 2, abs=5.5 * deviation)
-    assert deviation < 0.02 * float(errors.mean())
-    assert mechanism.noise_norm(d, 1.0, 100) == pytest.approx(mechanism.noise_norm(d, 1.0, 1) / 10)
-
-
-@pytest.mark.parametrize(("share", "secure"), [(0.0, False), (0.5, True), (1.0, False)])
-def test_a_release_of_privunit_has_no_more_noise_than_it_says_whatever_the_updates_lengths(share, secure):
-    d, rounds = 40, 60
-    mechanism = PrivUnit(RADIUS, d).secure() if secure else PrivUnit(RADIUS, d)
-    rows = torch.zeros(400, d, dtype=torch.float64)
-    rows[:, 3] = share * RADIUS
-    releases = [released(mechanism, rows, seed) for seed in range(rounds)]
-    errors = torch.stack([release.c_bar.double() - rows[0] for release in releases]).square()
-    # A mean of 2,400 squares of means of 400 reports deviates by √(2/2400) = 0.029 of itself; 5.5 of them.
-    assert float(errors.mean()) < releases[0].variance * 1.16
-    if share == 1.0:
-        assert float(errors.mean()) > releases[0].variance * 0.84
+    assert deviation < 0.02 * said**2
+    assert float(errors.mean()) < said**2 + 5.5 * deviation
+    assert share < 1.0 or float(errors.mean()) > said**2 - 5.5 * deviation
+    assert mechanism.noise_norm(d, 1.0, 100) == pytest.approx(said / 10)
+    released = mechanism.release(mechanism.collect(report), DENOMINATOR, None, None)
+    assert released.variance == pytest.approx(said**2 / count / d)
 
 
 def test_a_mechanism_that_says_nothing_about_its_noise_is_taken_at_its_word():

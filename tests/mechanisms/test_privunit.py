@@ -9,17 +9,12 @@ import torch
 from scipy import stats
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.core.clipping import Clipped, clip
-from dpfedexp.core.noise import Streams
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import PrivUnit, Report
 from dpfedexp.mechanisms.privunit import ScalarDP, best_split, direction, sample_direction, sample_height
 from tests.sizes import sized
 
-
-def reports(mechanism, delta, count, seed=0):
-    rows = clip(delta.expand(count, -1).clone(), mechanism.clip)
-    return mechanism.randomize(rows, torch.arange(count), Streams(seed).at("local noise", 1))
+from .one_round import reports
 
 
 @pytest.mark.parametrize("gamma", sized(["exact"], ["exact", "paper", "optimal"]))
@@ -31,7 +26,7 @@ def test_c_is_unbiased(d, gamma):
     delta = torch.randn(1, d, generator=torch.Generator().manual_seed(d))
     delta = delta / delta.norm() * 0.2
     count = min(sized(50_000, 200_000), sized(10_000_000, 40_000_000) // d)
-    _, c = mechanism.reconstruct(reports(mechanism, delta, count))
+    _, c = mechanism.reconstruct(reports(mechanism, delta.expand(count, -1).clone()))
     other = torch.randn(d, generator=torch.Generator().manual_seed(1))
     other = other - (other @ delta[0]) * delta[0] / delta[0].square().sum()
     for probe, expected in ((delta[0] / delta.norm(), 0.2), (other / other.norm(), 0.0)):
@@ -129,14 +124,11 @@ def test_v_is_a_unit_vector_at_the_drawn_height(d, count):
 
 def test_a_zero_update_has_mean_zero_and_changes_nothing_that_its_neighbors_draw():
     mechanism = PrivUnit(0.3, 10)
-    _, c = mechanism.reconstruct(reports(mechanism, torch.zeros(1, 10), 20_000))
+    _, c = mechanism.reconstruct(reports(mechanism, torch.zeros(20_000, 10)))
     assert bool(torch.isfinite(c).all())
     assert torch.all(c.double().mean(0).abs() < 5 * c.double().std(0) / math.sqrt(20_000))
-    rows = clip(torch.randn(4, 10, generator=torch.Generator().manual_seed(0)), 0.3)
-    with_zero = Clipped(torch.cat([rows.vectors, torch.zeros(1, 10)]), torch.ones(5, dtype=torch.bool))
-    noise = Streams(0).at("local noise", 1)
-    alone = mechanism.randomize(rows, torch.arange(4), noise)
-    together = mechanism.randomize(with_zero, torch.arange(5), noise)
+    rows = torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
+    alone, together = (reports(mechanism, one) for one in (rows, torch.cat([rows, torch.zeros(1, 10)])))
     assert torch.equal(alone.vector, together.vector[:4])
     assert torch.equal(alone.level, together.level[:4])
 

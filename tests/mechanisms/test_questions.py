@@ -9,26 +9,22 @@ from scipy import stats
 
 from dpfedexp.accounting import Sampling
 from dpfedexp.algorithms.probe import bin_answers
-from dpfedexp.core.clipping import clip
-from dpfedexp.core.noise import ChaChaNoise, Streams
+from dpfedexp.core.noise import ChaChaNoise
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, Report
 from dpfedexp.mechanisms.serialization import decode, encode
 from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
 
+from .one_round import collected
+
 PLAIN = CentralGaussian(3.0, 7.0, numerator="free").asking("loss fell", 4.0)
 LEAVING = CentralGaussian(3.0, 7.0, "add-remove").asking("loss fell", 4.0)
 
 
-def sums(mechanism, places=torch.arange(20) % 5 + 1):
-    rows = clip(bin_answers(places, 5), mechanism.clip)
-    return mechanism.collect(mechanism.randomize(rows, torch.arange(len(places)), Streams(0).at("local noise", 1)))
-
-
-@pytest.mark.parametrize("mechanism", [PLAIN, PLAIN.secure(), TwoPartyGaussian(**PLAIN.settings())])
+@pytest.mark.parametrize("mechanism", [PLAIN, PLAIN.secure(), TwoPartyGaussian(**vars(PLAIN))])
 def test_every_bin_has_independent_noise_of_the_size_that_is_charged(mechanism):
     """500 releases of five bins: the law of each by Kolmogorov and Smirnov, and correlations below 6/√500."""
-    added, system = sums(mechanism), ChaChaNoise()
+    added, system = collected(mechanism, bin_answers(torch.arange(20) % 5 + 1, 5)), ChaChaNoise()
     assert added.vector.tolist() == pytest.approx([2.0] * 5, rel=1e-5), "four clients in each bin"
     drawn = [mechanism.release(added, 20, system, system).c_bar.tolist() for _ in range(500)]
     draws = len(getattr(mechanism, "sides", ("server",)))
@@ -52,7 +48,7 @@ def test_all_the_bins_are_charged_as_one_vote(mechanism, mu):
     assert mechanism.client_event().question
 
 
-@pytest.mark.parametrize("mechanism", [PLAIN, PLAIN.secure(), OneSidedGaussian(**PLAIN.settings())])
+@pytest.mark.parametrize("mechanism", [PLAIN, PLAIN.secure(), OneSidedGaussian(**vars(PLAIN))])
 def test_whatever_a_client_sends_moves_all_the_bins_together_by_at_most_a_half(mechanism):
     generator = torch.Generator().manual_seed(1)
     honest = bin_answers(torch.tensor([1, 5, 0]), 5)

@@ -7,17 +7,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_fedavg, fedavg, train
+from dpfedexp import InputError, Sgd, cdp_fedexp, dp_fedavg, fedavg, train
 from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.accounting.events import RoundSettings, Sampling, from_json, to_json
 from dpfedexp.audit.mechanisms import Case, audit_mechanism
 from dpfedexp.cli import app
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import Streams
+from dpfedexp.data import synthetic_regression
 from dpfedexp.mechanisms import MECHANISMS, Mechanism, Report, mechanism_class
 from dpfedexp.mechanisms.registry import round_event
 from dpfedexp.mechanisms.serialization import decode, encode
-from tests.engine.small import random_rows
+from dpfedexp.models import linear_regression
 from tests.sizes import sized
 
 from .local_laplace import ENTRY
@@ -47,11 +48,6 @@ def algorithm(name):
 
 def bound(name, **more) -> Mechanism:
     return algorithm(name).bind(D, float(CLIENTS), Sampling(), 3, **more)
-
-
-def problem():
-    rows = random_rows([4] * CLIENTS, D - 1, seed=1)
-    return torch.nn.Sequential(torch.nn.Linear(D - 1, 1), torch.nn.Flatten(0)), Federation.from_clients(rows)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,10 +81,9 @@ def test_a_mechanism_is_the_same_after_a_journey_as_text(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_simulator_charges_the_mechanisms_own_event_and_the_statement_says_so(name, tmp_path):
-    model, clients = problem()
-    path = tmp_path / "ledger.jsonl"
+    path, clients = tmp_path / "ledger.jsonl", synthetic_regression(CLIENTS, D, seed=1).federation
     given = {"local": Sgd(lr=0.1, steps=2), "rounds": 3, "execution": "cpu"}
-    run = train(model, clients, algorithm(name), ledger=path, **given)
+    run = train(linear_regression(D), clients, algorithm(name), ledger=path, **given)
     event = bound(name).event(Sampling())
     assert Ledger.open(path).charges() == [(event, 3)]
     assert from_json(json.loads(json.dumps(to_json(event)))) == event
@@ -100,9 +95,8 @@ def test_the_simulator_charges_the_mechanisms_own_event_and_the_statement_says_s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks_add_to_what_one_process_collects(name):
-    mechanism, streams = bound(name), Streams(3).at("local noise", 1)
+    mechanism, streams, everyone = bound(name), Streams(3).at("local noise", 1), torch.arange(CLIENTS)
     rows = clip(torch.randn(CLIENTS, D, generator=torch.Generator().manual_seed(2)), mechanism.clip)
-    everyone = torch.arange(CLIENTS)
 
     def sums(who):
         return mechanism.collect(mechanism.randomize(Clipped(rows.vectors[who], rows.within[who]), who, streams))
@@ -177,6 +171,8 @@ def test_a_mechanism_that_forgets_secure_noise_or_a_statistic_is_refused(monkeyp
     monkeypatch.setattr(kind, "bound", classmethod(lambda cls, spec: cls(0.5, D, 1.0)))
     with pytest.raises(InputError, match="draws no secure noise"):
         bound("local-laplace", secure=True)
+    with pytest.raises(InputError, match="target_epsilon is missing"):
+        round_event("local-laplace", RoundSettings())
     with pytest.raises(InputError, match="numerator is 'free', which mechanism 'local-laplace' does not release"):
         replace(cdp_fedexp(clip=0.5, target_epsilon=6.0), mechanism="local-laplace")
     with pytest.raises(InputError, match="Did you mean 'central-gaussian'"):
@@ -200,24 +196,14 @@ def test_the_audit_finds_no_more_than_is_claimed_and_something(name):
     assert max(result.lower for result in results) > 0.05, "and it is not blind"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "local-laplace"])
-def test_the_command_line_prices_a_round_as_the_mechanism_does(name):
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_round_by_its_settings_and_on_the_command_line_costs_what_the_round_that_runs_does(name):
+    event = bound(name).event(Sampling())
+    assert round_event(name, RoundSettings(**ASKED[name], dimension=D)) == event
     if name == "none":
-        assert round_event(name, RoundSettings()).family == "none"
         return
     flags = "--epsilon0 1 --epsilon1 1 --epsilon2 1" if name == "privunit" else "--noise-multiplier 1"
-    words = f"privacy epsilon --mechanism {name} --rounds 3 --json {flags}".split()
-    told = CliRunner().invoke(app, words)
+    told = CliRunner().invoke(app, f"privacy epsilon --mechanism {name} --rounds 3 --json {flags}".split())
     assert told.exit_code == 0, told.output
-    expected = compose([(bound(name).event(Sampling()), 3)], 1e-5).epsilon
+    expected = compose([(event, 3)], 1e-5).epsilon
     assert json.loads(told.stdout)["epsilon_total"] == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_round_by_its_settings_is_the_round_that_runs(name):
-    asked = {key: value for key, value in ASKED[name].items() if key != "target_epsilon"}
-    if name == "local-laplace":
-        with pytest.raises(InputError, match="target_epsilon"):
-            round_event(name, RoundSettings(**asked))
-        return
-    assert round_event(name, RoundSettings(**asked, dimension=D)) == bound(name).event(Sampling())

@@ -9,19 +9,17 @@ import torch
 from scipy import stats
 
 from dpfedexp import Execution, Poisson, Sgd, cdp_fedexp, dp_fedavg, fedavg, ldp_fedexp, train
-from dpfedexp.accounting import Sampling, compose, gdp
+from dpfedexp.accounting import Sampling, gdp
 from dpfedexp.core import noise as noise_module
-from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import STRICT_BITS, ChaChaNoise, Streams
 from dpfedexp.core.sums import Sums, within_clip_vote
 from dpfedexp.data import synthetic_regression
-from dpfedexp.engine import checkpoint
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.models import linear_regression
-from tests.arguments import arguments
-from tests.engine.small import Crash, crash_in
+
+from .one_round import collected, reports
 
 pytestmark = pytest.mark.usefixtures("untried")
 CENTRAL = {
@@ -37,37 +35,31 @@ LOCAL = {name: LocalGaussian(0.3, 0.7, name) for name in (None, "free", "paper",
 ROWS = torch.randn(40, 9, generator=torch.Generator().manual_seed(0))
 
 
-def one_round(mechanism, noise, scalar):
-    clipped = clip(ROWS, mechanism.clip)
-    sums = mechanism.collect(mechanism.randomize(clipped, torch.arange(40), noise))
-    return mechanism.release(sums, 40.0, noise, scalar)
-
-
 @pytest.mark.parametrize("name", CENTRAL)
 def test_the_secure_release_is_the_plain_one_to_within_the_grid(name):
     """The same draws; truncation moves each client by less than a step, rounding the noise by half a step."""
     plain, noise, scalar = CENTRAL[name], Streams(3).at("noise", 1), Streams(3).at("scalar", 1)
-    ours, theirs = one_round(plain.secure(), noise, scalar), one_round(plain, noise, scalar)
+    ours, theirs = (m.release(collected(m, ROWS), 40.0, noise, scalar) for m in (plain.secure(), plain))
     step = 2.0 * 0.3 * 2.0**-20
     assert float((ours.c_bar - theirs.c_bar).abs().max()) <= 1.5 * step
     if name in ("free", "adaptive"):
         assert abs(ours.statistic - theirs.statistic) <= 1.5 * step
-    local, rows = LocalGaussian(0.3, 2.0, plain.numerator), clip(ROWS.double(), 0.3)
-    ours, theirs = (m.randomize(rows, torch.arange(40), noise).vector for m in (local.secure(), local))
+    local = LocalGaussian(0.3, 2.0, plain.numerator)
+    ours, theirs = (reports(m, ROWS.double(), noise).vector for m in (local.secure(), local))
     assert float((ours - theirs).abs().max()) <= 1.5 * step
 
 
 @pytest.mark.parametrize("mechanism", [*CENTRAL.values(), *LOCAL.values()], ids=str)
-@pytest.mark.parametrize("strict", [False, True])
-def test_the_grid_is_charged_for_what_it_costs_and_no_more(mechanism, strict):
-    for sampling in (Sampling(), Sampling("poisson", 0.1)):
-        plain, ours = mechanism.event(sampling), mechanism.secure(strict).event(sampling)
-        assert plain.mu <= ours.mu <= plain.mu * (1 + 2.0**-19) + 2.0**-18
-        if not strict and plain.joint_mu is None:
-            assert ours == replace(plain, attained=False)
-    if mechanism.numerator == "paper" and not mechanism.is_local and not strict:
-        plain, ours = mechanism.event(Sampling()), mechanism.secure().event(Sampling())
-        assert ours.joint_mu == pytest.approx(plain.joint_mu + 2.0**-19, rel=1e-14), "the grid of the squared norms"
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling("poisson", 0.3), Sampling("fixed", 0.3)], ids=str)
+def test_the_grid_is_charged_for_what_it_costs_and_strict_noise_for_more_in_every_query(mechanism, sampling):
+    plain, grid, strict = (m.event(sampling) for m in (mechanism, mechanism.secure(), mechanism.secure(strict=True)))
+    squares = 2.0**-19 if mechanism.numerator == "paper" and plain.joint_mu is not None else 0.0
+    assert grid.mu == pytest.approx(plain.mu + squares, rel=1e-14)
+    assert replace(grid, joint_mu=None) == replace(plain, attained=False, joint_mu=None)
+    more = pytest.approx((1.0 + 2.0**-20,) * 2, rel=1e-14)
+    for a, b in zip(grid.queries, strict.queries, strict=True):
+        assert (b.bound / b.noise * a.noise / a.bound, b.sensitivity / b.noise * a.noise / a.sensitivity) == more
+    assert (strict.mu / grid.mu, strict.radius / grid.radius) == more
 
 
 def test_sums_that_the_grid_can_not_hold_or_that_lack_a_vote_are_not_released():
@@ -116,7 +108,7 @@ def test_privunit_reports_lie_on_a_grid_and_keep_their_law():
     ours = plain.secure()
     rows = torch.zeros(20_000, 50)
     rows[:, 7] = 0.2
-    report = ours.randomize(clip(rows, 0.3), torch.arange(len(rows)), ChaChaNoise())
+    report = reports(ours, rows, ChaChaNoise())
     units = report.vector.double() / ours.step
     assert torch.equal(units, units.round())
     assert float((report.vector.norm(dim=1) - 1).abs().max()) < 1e-3
@@ -128,19 +120,17 @@ def test_privunit_reports_lie_on_a_grid_and_keep_their_law():
 def test_what_can_not_be_secure_is_refused():
     with pytest.raises(InputError, match="PrivUnit"):
         PrivUnit(0.3, 50).secure(strict=True)
-    with pytest.raises(InputError, match="not private"):
-        NoPrivacy().secure()
-    with pytest.raises(InputError, match="not private"):
-        run(fedavg(), secure=True)
+    for unprotected in (lambda: NoPrivacy().secure(), lambda: run(fedavg(), secure=True)):
+        with pytest.raises(InputError, match="not private"):
+            unprotected()
 
 
 PROBLEM = synthetic_regression(20, 5, seed=1)
 
 
 def run(algorithm, **options):
-    execution = Execution(device="cpu", trainer="loop")
-    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 3, "execution": execution} | options
-    return train(linear_regression(5), PROBLEM.federation, algorithm, **arguments(options))
+    given = {"local": Sgd(lr=0.02, steps=2), "rounds": 3, "execution": Execution(device="cpu", trainer="loop")}
+    return train(linear_regression(5), PROBLEM.federation, algorithm, **given, **options)
 
 
 @pytest.mark.parametrize(
@@ -168,23 +158,7 @@ def test_a_secure_run_draws_who_takes_part_from_the_system_too():
     assert len(seen) > 1
 
 
-def test_a_secure_round_that_is_computed_again_is_paid_for_again(tmp_path, monkeypatch):
-    """Two noisy answers to the same question are two releases, even if a crash hid the first one from everybody but the disk."""
-    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
-    with monkeypatch.context() as patch:
-        crash_in(patch, checkpoint, "save", 2, before=True)
-        with pytest.raises(Crash):
-            run(algorithm, secure=True, out=tmp_path)
-    done = run(algorithm, secure=True, out=tmp_path)
-    assert [entry.round for entry in done.ledger.entries] == [1, 1, 2, 3]
-    assert done.ledger.header["simulated"] is False
-    event = done.ledger.entries[0].event
-    assert done.privacy.epsilon_total == compose([(event, 4)], algorithm.delta).epsilon
-
-
 CLIP, Z, SCALAR, COUNT, M = 0.3, 2.0, 3.0, 4.0, 40
-
-FEW_ROWS = torch.randn(M, 9, generator=torch.Generator().manual_seed(0)) * 0.1
 
 EVERYTHING = CentralGaussian(CLIP, Z, numerator="paper", scalar_multiplier=SCALAR, votes=(within_clip_vote(COUNT),))
 
@@ -199,23 +173,13 @@ class Constant:
         return torch.full((len(clients), width), self.values.pop(0), dtype=dtype)
 
 
-class Forbidden:
-    """Noise that must not be asked for."""
-
-    def normal(self, clients, width, device, dtype):
-        raise AssertionError("strict noise must not come from floating-point sampling")
-
-    uniform = normal
-
-
-def sums_of(mechanism):
-    clipped = clip(FEW_ROWS, mechanism.clip)
-    return mechanism.collect(mechanism.randomize(clipped, torch.arange(M), Constant()))
+NO_FLOATS = object()
+"""In the place of noise: strict noise must not come from floating-point sampling."""
 
 
 def test_the_count_and_the_squared_norms_have_noise_of_their_own_in_a_secure_release():
     mechanism = EVERYTHING.secure()
-    sums = sums_of(mechanism)
+    sums = collected(mechanism, 0.1 * ROWS)
     quiet = mechanism.release(sums, M, Constant(0.0), Constant(0.0, 0.0))
     noisy = mechanism.release(sums, M, Constant(1.0), Constant(1.0, -2.0))
     # A grid has 2²⁰ steps or more to a standard deviation, and noise is rounded by half a step.
@@ -238,33 +202,18 @@ def discrete(monkeypatch):
 
 
 def test_all_noises_of_a_strict_release_or_report_are_discrete_and_no_others_are(discrete):
-    local = LocalGaussian(CLIP, 0.7).secure(strict=True)
-    report = local.randomize(Clipped(torch.zeros(4, 9), torch.ones(4, dtype=torch.bool)), torch.arange(4), Forbidden())
+    report = reports(LocalGaussian(CLIP, 0.7).secure(strict=True), torch.zeros(4, 9), NO_FLOATS)
     assert len(discrete) == 1
     assert report.vector.flatten().tolist() == pytest.approx([3 * 0.7 * CLIP] * 36, rel=1e-6)
     discrete.clear()
-    EVERYTHING.secure().release(sums_of(EVERYTHING.secure()), M, Constant(1.0), Constant(1.0, 1.0))
+    EVERYTHING.secure().release(collected(EVERYTHING.secure(), 0.1 * ROWS), M, Constant(1.0), Constant(1.0, 1.0))
     assert discrete == []
     mechanism = EVERYTHING.secure(strict=True)
-    sums = sums_of(mechanism)
-    released = mechanism.release(sums, M, Forbidden(), Forbidden())
+    sums = collected(mechanism, 0.1 * ROWS)
+    released = mechanism.release(sums, M, NO_FLOATS, NO_FLOATS)
     assert len(discrete) == 3
     assert all(2**30 <= scale < 2**31 + 1 for scale in discrete)
     assert (M * released.c_bar - sums.vector).tolist() == pytest.approx([3 * Z * CLIP] * 9, rel=1e-6)
     centered = float(sums.votes[0])
     assert M * (released.within - 0.5) - centered == pytest.approx(3 * COUNT, rel=1e-6)
     assert M * released.statistic - float(sums.squares) == pytest.approx(3 * SCALAR * CLIP**2, rel=1e-6)
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling("poisson", 0.3), Sampling("fixed", 0.3)], ids=str)
-@pytest.mark.parametrize("mechanism", [CENTRAL["add-remove"], EVERYTHING], ids=["count", "everything"])
-def test_strict_noise_is_charged_more_than_the_gaussian_in_every_query(mechanism, sampling):
-    more = 1.0 + 2.0**-20
-    grid, ours = mechanism.secure().event(sampling), mechanism.secure(strict=True).event(sampling)
-    assert len(grid.queries) == len(ours.queries)
-    for a, b in zip(grid.queries, ours.queries, strict=True):
-        assert (b.bound / b.noise, b.sensitivity / b.noise) == pytest.approx(
-            (more * a.bound / a.noise, more * a.sensitivity / a.noise), rel=1e-14
-        )
-    assert ours.mu == pytest.approx(more * grid.mu, rel=1e-14)
-    assert ours.radius == pytest.approx(more * grid.radius, rel=1e-14)

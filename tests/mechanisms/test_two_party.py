@@ -9,17 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfedexp import Federation, Full, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
+from dpfedexp import Full, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
 from dpfedexp.accounting import compose
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms.algorithm import resolve_algorithm, with_aggregation
-from dpfedexp.core.clipping import MAX_NOISE_MOVE, AdaptiveClip, clip
+from dpfedexp.core.clipping import MAX_NOISE_MOVE, AdaptiveClip
 from dpfedexp.core.noise import Streams, expand, fresh_seed, hide, masked_sum
 from dpfedexp.core.sums import WITHIN_CLIP, VoteSpec
+from dpfedexp.data import synthetic_regression
 from dpfedexp.mechanisms.aggregation import server_release
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
-from tests.engine.small import random_rows
+from dpfedexp.models import linear_regression
+
+from .one_round import collected, reports
 
 D, CLIENTS = 7, 12
 
@@ -37,32 +40,27 @@ def bound(name, kind=TwoPartyGaussian, votes=()):
 
 
 def plain_twin(mechanism):
-    names = ("clip", "noise_multiplier", "adjacency", "numerator", "scalar_multiplier", "votes", "strict")
-    return SecureCentralGaussian(**{name: getattr(mechanism, name) for name in names})
+    return SecureCentralGaussian(**vars(mechanism))
 
 
-def reports(mechanism, seed=0, clients=CLIENTS, further=0):
-    generator = torch.Generator().manual_seed(seed)
-    rows = clip(torch.randn(clients, D, generator=generator), mechanism.clip)
-    ballots = {"ballots": torch.rand(clients, further, generator=generator)} if further else {}
-    return mechanism.randomize(rows, torch.arange(clients), Streams(0).at("local noise", 1), **ballots)
+ROWS = torch.randn(CLIENTS, D, generator=torch.Generator().manual_seed(0))
+BALLOTS = torch.rand(CLIENTS, 2, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize(("name", "further"), [*((name, 0) for name in EVERYTHING), ("adaptive clip", 2)])
 def test_sums_are_those_of_one_trusted_server_bit_for_bit(name, further):
     mechanism = bound(name, votes=tuple(VoteSpec(f"vote {place}") for place in range(further)))
-    report = reports(mechanism, further=further)
+    report = reports(mechanism, ROWS, ballots=BALLOTS[:, :further])
     two, one = mechanism.collect(report), plain_twin(mechanism).collect(report)
-    assert torch.equal(two.vector, one.vector)
-    assert torch.equal(two.squares, one.squares)
-    assert torch.equal(two.votes, one.votes)
+    for ours, theirs in ((two.vector, one.vector), (two.squares, one.squares), (two.votes, one.votes)):
+        assert torch.equal(ours, theirs)
     assert two.count == one.count == CLIENTS
 
 
 @pytest.mark.parametrize("kind", [TwoPartyGaussian, OneSidedGaussian])
 def test_the_noise_of_a_vote_is_that_of_all_who_add_it_and_slows_an_adaptive_clip(kind):
     mechanism = bound("adaptive clip", kind)
-    sums = mechanism.collect(reports(mechanism))
+    sums = collected(mechanism, ROWS)
     sources = [[Streams(seed).at(name, 1) for name in ("noise", "scalar noise")] for seed in range(400)]
     found = torch.tensor([mechanism.release(sums, 1.0, *pair).within for pair in sources], dtype=torch.float64)
     noise = mechanism.vote_noise(WITHIN_CLIP)
@@ -75,14 +73,14 @@ def test_the_noise_of_a_vote_is_that_of_all_who_add_it_and_slows_an_adaptive_cli
 def test_a_report_without_its_votes_is_refused():
     mechanism = bound("adaptive clip")
     with pytest.raises(InputError, match="holds no votes"):
-        mechanism.units(replace(reports(mechanism), votes=None))
+        mechanism.units(replace(reports(mechanism, ROWS), votes=None))
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_a_release_is_the_plain_sum_and_the_two_noises_bit_for_bit(name):
     mechanism, streams = bound(name), Streams(5)
     noise, scalar = streams.at("central noise", 1), streams.at("central scalar noise", 1)
-    sums = plain_twin(mechanism).collect(reports(mechanism))
+    sums = collected(plain_twin(mechanism), ROWS)
     release = mechanism.release(sums, CLIENTS, noise, scalar)
     columns = mechanism.columns(D)
     mine, theirs = (mechanism.from_units(mechanism.noise_units(columns, s, noise, scalar), 0) for s in mechanism.sides)
@@ -180,17 +178,14 @@ def test_the_charge_is_one_aggregators_noise_and_sampling_hides_no_client_from_i
     assert alone.to_readers().mu == alone.mu == full.mu
 
 
-def problem():
-    rows = random_rows([4] * CLIENTS, D - 1, seed=1)
-    return torch.nn.Sequential(torch.nn.Linear(D - 1, 1), torch.nn.Flatten(0)), Federation.from_clients(rows)
+PROBLEM = (linear_regression(D), synthetic_regression(CLIENTS, D, seed=1).federation)
+MORE = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "execution": "cpu"}
 
 
 @pytest.mark.parametrize("aggregation", ["two-party", "two-party-one-sided"])
 def test_train_takes_the_aggregation_and_states_it(aggregation, tmp_path):
-    model, clients = problem()
-    more = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "execution": "cpu"}
     algorithm = with_aggregation(cdp_fedexp(clip=AdaptiveClip(initial=0.3), target_epsilon=8.0), aggregation)
-    run = train(model, clients, algorithm, out=tmp_path / "run", **more)
+    run = train(*PROBLEM, algorithm, out=tmp_path / "run", **MORE)
     text = str(run.privacy)
     assert run.privacy.setting == "two-party"
     assert run.privacy.epsilon_total == pytest.approx(8.0, rel=1e-3)
@@ -199,18 +194,15 @@ def test_train_takes_the_aggregation_and_states_it(aggregation, tmp_path):
     assert ("Against the helper nothing is promised" in text) == (aggregation != "two-party")
     readers = run.privacy.models_only.epsilon_total
     assert readers < 0.75 * 8 if aggregation == "two-party" else readers == run.privacy.epsilon_total
-    again = train(model, clients, algorithm, **more)
+    again = train(*PROBLEM, algorithm, **MORE)
     assert [line["eta_g"] for line in again.history] == [line["eta_g"] for line in run.history]
 
 
 def test_scaffold_secure_noise_and_sampling_run_with_two_aggregators():
-    model, clients = problem()
-    more = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "execution": "cpu"}
     made = (one(clip=0.3, noise_multiplier=1.0) for one in (dp_scaffold, dp_fedavg))
     scaffold, average = (with_aggregation(one, "two-party") for one in made)
-    run = train(model, clients, scaffold, **more)
-    assert len(run.history) == 2
-    sampled = train(model, clients, average, secure=True, participation=Poisson(0.5), **more)
+    assert len(train(*PROBLEM, scaffold, **MORE).history) == 2
+    sampled = train(*PROBLEM, average, secure=True, participation=Poisson(0.5), **MORE)
     assert sampled.privacy.models_only.epsilon_total < sampled.privacy.epsilon_total / 1.5
     assert "sampling counts for them" in str(sampled.privacy)
 
@@ -226,8 +218,6 @@ def test_scaffold_secure_noise_and_sampling_run_with_two_aggregators():
 def test_what_two_aggregators_can_not_do_is_refused(algorithm, aggregation, words):
     with pytest.raises(InputError, match="52 bits"):
         with_aggregation(dp_fedavg(clip=1.0, noise_multiplier=1e-3), "two-party").bind(D, 1e9, Sampling(), 1)
-    model, clients = problem()
     who = Full(population=CLIENTS) if algorithm.adjacency == "add-remove" else None
-    given = {"local": Sgd(lr=0.1, steps=2), "rounds": 1, "participation": who}
     with pytest.raises(InputError, match=words):
-        train(model, clients, with_aggregation(algorithm, aggregation), **given)
+        train(*PROBLEM, with_aggregation(algorithm, aggregation), participation=who, **MORE)

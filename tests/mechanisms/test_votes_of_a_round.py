@@ -18,8 +18,7 @@ from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.mechanisms.serialization import decode, encode
 from tests.sizes import sized
 
-FULL = Sampling()
-
+from .one_round import collected
 
 ASKING = CentralGaussian(
     0.3,
@@ -28,24 +27,27 @@ ASKING = CentralGaussian(
     scalar_multiplier=3.0,
     votes=(within_clip_vote(4.0), Vote("loss", 0.0, 10.0, noise=5.0), Vote("loss fell", noise=7.0)),
 )
-ROWS = clip(0.1 * torch.randn(40, 9, generator=torch.Generator().manual_seed(0)), 0.3)
+ROWS = 0.1 * torch.randn(40, 9, generator=torch.Generator().manual_seed(0))
 BALLOTS = torch.stack([torch.linspace(0, 10, 40, dtype=torch.float64), torch.arange(40) % 2], dim=1)
-TRUTH = {"within clip": float(ROWS.within.double().mean()), "loss": 5.0, "loss fell": 0.5}
+TRUTH = {"within clip": float(clip(ROWS, 0.3).within.double().mean()), "loss": 5.0, "loss fell": 0.5}
 
 
-def sums_of(mechanism, ballots=BALLOTS, rows=ROWS):
-    return mechanism.collect(mechanism.randomize(rows, torch.arange(len(ballots)), ChaChaNoise(), ballots))
+def sums_of(mechanism):
+    return collected(mechanism, ROWS, ballots=BALLOTS)
+
+
+def noises(n):
+    return Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1)
 
 
 def test_further_votes_draw_after_the_others_and_change_none_of_their_noise():
     alone = replace(ASKING, votes=ASKING.votes[:1])
-    base = alone.collect(alone.randomize(ROWS, torch.arange(40), ChaChaNoise()))
     for n in range(5):
-        a, b = Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1)
-        ours, theirs = ASKING.release(sums_of(ASKING), 40.0, a, b), alone.release(base, 40.0, a, b)
+        ours = ASKING.release(sums_of(ASKING), 40.0, *noises(n))
+        theirs = alone.release(collected(alone, ROWS), 40.0, *noises(n))
         assert (ours.within, ours.statistic) == (theirs.within, theirs.statistic)
         fixed = replace(ASKING, votes=ASKING.votes[1:])
-        without = fixed.release(sums_of(fixed), 40.0, a, b)
+        without = fixed.release(sums_of(fixed), 40.0, *noises(n))
         assert without.votes == {name: ours.votes[name] for name in ("loss", "loss fell")}
         assert without.within is None
 
@@ -68,8 +70,7 @@ def standardized(mechanism, noise, count):
 def test_every_vote_has_independent_gaussian_noise_of_the_size_that_is_charged(secure):
     """Plain and secure by the same law: Kolmogorov and Smirnov's test, and correlations within six deviations."""
     mechanism, system = (ASKING.secure() if secure else ASKING), ChaChaNoise()
-    plain = lambda n: (Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1))  # noqa: E731
-    found = standardized(mechanism, (lambda n: (system, system)) if secure else plain, COUNT)
+    found = standardized(mechanism, (lambda n: (system, system)) if secure else noises, COUNT)
     for column in found.T:
         assert stats.kstest(column, "norm").pvalue > 1e-7
     assert float(np.abs(np.corrcoef(found, rowvar=False) - np.eye(4)).max()) < 6 / math.sqrt(COUNT)
@@ -77,10 +78,8 @@ def test_every_vote_has_independent_gaussian_noise_of_the_size_that_is_charged(s
 
 def test_votes_on_the_lattice_have_draws_of_their_own_even_from_a_stream_that_repeats_itself():
     mechanism = ASKING.secure()
-    found = standardized(mechanism, lambda n: (Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1)), 3)
-    assert all(len({round(value, 4) for value in row[:3]}) == 3 for row in found)
-    fixed = replace(mechanism, votes=mechanism.votes[1:])
-    found = standardized(fixed, lambda n: (Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1)), 3)
+    assert all(len({round(value, 4) for value in row[:3]}) == 3 for row in standardized(mechanism, noises, 3))
+    found = standardized(replace(mechanism, votes=mechanism.votes[1:]), noises, 3)
     assert all(len({round(value, 4) for value in row}) == 3 for row in found), "nor is one the statistic's"
 
 
@@ -109,4 +108,4 @@ def test_a_text_whose_votes_make_no_sense_is_refused(votes):
     with pytest.raises(InputError, match="vote"):
         decode(json.dumps({**values, "votes": votes}))
     with pytest.raises(InputError, match="call it otherwise"):
-        CentralGaussian(0.3, 2.0, votes=(Vote("squared norms", noise=1.0),)).event(FULL)
+        CentralGaussian(0.3, 2.0, votes=(Vote("squared norms", noise=1.0),)).event(Sampling())

@@ -154,8 +154,6 @@ class GaussianEvent(_Event):
 
     def scaled(self, factor: float) -> Self:
         """Return the event with contributions `factor` times as large in every query."""
-        if factor == 1:
-            return self
         joint, other = (None if mu is None else mu * factor for mu in (self.joint_mu, self.other_mu))
         return replace(self, queries=tuple(q.scaled(factor) for q in self.queries), joint_mu=joint, other_mu=other)
 

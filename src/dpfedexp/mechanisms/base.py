@@ -410,6 +410,19 @@ def with_secure_noise(mechanism: Mechanism) -> Mechanism:
     return secure
 
 
+class OnGrid(Mechanism):
+    """Base class of the variants with secure noise; those with Gaussian noise have the field `strict`."""
+
+    strict: bool = False
+
+    @property
+    def noise_kind(self) -> Secure:
+        return "strict" if self.strict else True
+
+    def secure(self, strict: bool = False) -> Self:
+        return self
+
+
 class Gaussian(Mechanism):
     """Base class of Gaussian mechanisms: calibration of z, and the free rule's numerator as one more coordinate of the update."""
 

@@ -12,7 +12,7 @@ from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import STRICT_EXCESS, Noise, add_noise, check_room, step_for, truncate, truncated_sum
 from dpfedexp.core.sums import MAX_SHARE, WITHIN_CLIP, Sums, Vote
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.mechanisms.base import Gaussian, Mechanism, MechanismSpec, Release, Report, Secure, make_sums, total
+from dpfedexp.mechanisms.base import Gaussian, Mechanism, MechanismSpec, OnGrid, Release, Report, make_sums, total
 
 _SQUARE_EXCESS = 2.0**-19
 """Bound on the μ that the lattice adds for squared norms, by truncation and rounding: twice their largest step over noise."""
@@ -144,7 +144,7 @@ class CentralGaussian(Gaussian):
 
 
 @dataclass(frozen=True)
-class SecureCentralGaussian(CentralGaussian):
+class SecureCentralGaussian(OnGrid, CentralGaussian):
     """`CentralGaussian` with integer sums and noise on the same lattice.
 
     Formal guarantee: rows are clipped and then truncated toward zero, so the sensitivities are those of `CentralGaussian`, and
@@ -154,10 +154,6 @@ class SecureCentralGaussian(CentralGaussian):
     """
 
     strict: bool = False
-
-    @property
-    def noise_kind(self) -> Secure:
-        return "strict" if self.strict else True
 
     @property
     def _step(self) -> float:
@@ -222,6 +218,3 @@ class SecureCentralGaussian(CentralGaussian):
             if (mu := getattr(event, field)) is not None:
                 event = replace(event, **{field: mu + _SQUARE_EXCESS})
         return event.scaled(1.0 + STRICT_EXCESS) if self.strict else event
-
-    def secure(self, strict: bool = False) -> Mechanism:
-        return self

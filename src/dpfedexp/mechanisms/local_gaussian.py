@@ -8,9 +8,9 @@ from torch import Tensor
 from dpfedexp.accounting.events import GaussianEvent, Sampling, local_gaussian
 from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import STRICT_EXCESS, Noise, add_noise, check_room, step_for, truncate
-from dpfedexp.core.sums import Release, Secure, Sums
+from dpfedexp.core.sums import Release, Sums
 from dpfedexp.errors import checked, require
-from dpfedexp.mechanisms.base import Gaussian, Mechanism, MechanismSpec, Numerator, Report, make_sums, total
+from dpfedexp.mechanisms.base import Gaussian, Mechanism, MechanismSpec, Numerator, OnGrid, Report, make_sums, total
 
 _NEVER = 1e-15
 """The probability that an honest report is longer than `norm_bound`."""
@@ -84,7 +84,7 @@ class LocalGaussian(Gaussian):
 
 
 @dataclass(frozen=True)
-class SecureLocalGaussian(LocalGaussian):
+class SecureLocalGaussian(OnGrid, LocalGaussian):
     """`LocalGaussian` on a grid: every coordinate of a report is a multiple of the grid's step (`core.noise.step_for`).
 
     Formal guarantee: the row is truncated toward zero to the grid before the noise is added, so its sensitivity is at
@@ -100,10 +100,6 @@ class SecureLocalGaussian(LocalGaussian):
 
     strict: bool = False
 
-    @property
-    def noise_kind(self) -> Secure:
-        return "strict" if self.strict else True
-
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
         rows = self._rows(clipped)
         step = step_for(self.sigma, self.strict)
@@ -117,6 +113,3 @@ class SecureLocalGaussian(LocalGaussian):
             return event
         rounded = replace(event, beyond_sum="rounding") if event.beyond_sum == "nothing" else event
         return rounded.scaled(1.0 + STRICT_EXCESS)
-
-    def secure(self, strict: bool = False) -> Mechanism:
-        return self

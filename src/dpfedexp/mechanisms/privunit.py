@@ -20,7 +20,7 @@ from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import Sums
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.mechanisms.base import Mechanism, MechanismSpec, Part, Release, Report, Secure, make_sums, total
+from dpfedexp.mechanisms.base import Mechanism, MechanismSpec, OnGrid, Part, Release, Report, make_sums, total
 
 _FEW = 2**12
 """Up to this dimension, float32 directions are computed in double precision."""
@@ -281,17 +281,13 @@ class PrivUnit(Mechanism):
 
 
 @dataclass(frozen=True)
-class SecurePrivUnit(PrivUnit):
+class SecurePrivUnit(OnGrid, PrivUnit):
     """`PrivUnit` computed in double precision and rounded to a public lattice of about 2⁻¹²/√d.
 
     Formal guarantee: the report is the rounding of an ideal direction, for which the guarantee of `PrivUnit` holds. The computed
     direction differs from the ideal one by about 2⁻⁵²/√d per coordinate, so with probability about d·2⁻⁴⁰ a report is not exactly
     the rounding of the ideal one.
     """
-
-    @property
-    def noise_kind(self) -> Secure:
-        return True
 
     @property
     def step(self) -> float:
@@ -304,6 +300,3 @@ class SecurePrivUnit(PrivUnit):
 
     def event(self, sampling: Sampling) -> PrivUnitEvent:
         return replace(super().event(sampling), attained=False)
-
-    def secure(self, strict: bool = False) -> Mechanism:
-        return self

@@ -1,7 +1,4 @@
-"""The table of mechanisms by name, used by settings, messages, ledgers, guard files, the command line, the audit and the docs.
-
-To add a mechanism, write a module with a subclass of `Mechanism`, and add a line to this table. Modules are imported on first use.
-"""
+"""The table of mechanisms by name; modules are imported on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
