@@ -134,11 +134,12 @@ def grid_of(clients: int = 3, **options) -> LoopbackGrid:
     return LoopbackGrid(plain_app(federation, model), clients, **options)
 
 
-def deploy(folder, algorithm, grid=None, clients=3, rounds=1, timeout=1.0, evaluate_fn=None, **options):
+def deploy(folder, algorithm, grid=None, clients=3, rounds=1, timeout=1.0, model=None, **options):
     """A strategy, and the result of all its rounds over the problem."""
-    strategy = DpFedExp(algorithm, clients=clients, rounds=rounds, folder=folder, **{"node_timeout": 0.1, **options})
-    start = ArrayRecord(problem(clients)[1].state_dict())
-    return strategy, strategy.start(grid or grid_of(clients), start, timeout=timeout, evaluate_fn=evaluate_fn)
+    given = {"node_timeout": 0.1, "local": LOCAL, **options}
+    strategy = DpFedExp(algorithm, clients=clients, rounds=rounds, folder=folder, **given)
+    start = ArrayRecord((model or problem(clients)[1]).state_dict())
+    return strategy, strategy.start(grid or grid_of(clients), start, timeout=timeout)
 
 
 def stop_after(round: int) -> Callable[[dict], Stop | None]:
