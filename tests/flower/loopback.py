@@ -142,6 +142,11 @@ def deploy(folder, algorithm, grid=None, clients=3, rounds=1, timeout=1.0, model
     return strategy, strategy.start(grid or grid_of(clients), start, timeout=timeout)
 
 
+def counts(line) -> tuple[int, int, int, int]:
+    """How many clients of a round were asked, valid, refused and missing."""
+    return line["asked"], line["valid"], line["refused"], line["missing"]
+
+
 def stop_after(round: int) -> Callable[[dict], Stop | None]:
     """A callback that ends the run after a round; the same call without it goes on."""
     return lambda record: Stop("for a test") if record["round"] == round else None

@@ -42,6 +42,7 @@ from .app_folder import (
     start_app,
     wait_until,
 )
+from .loopback import counts
 from .other_user import as_app_user, can_switch_user
 
 NETWORK = "127.0.0.2"
@@ -154,10 +155,6 @@ def no_core_is_dumped(deployment: Deployment) -> None:
     """A SuperLink that crashes leaves no copy of its memory; what it starts inherits that."""
     limits = Path(f"/proc/{deployment.superlink.pid}/limits").read_text().splitlines()
     assert next(line for line in limits if "core" in line).split()[4:6] == ["0", "0"]
-
-
-def counts(line: dict) -> tuple[int, int, int, int]:
-    return line["asked"], line["valid"], line["refused"], line["missing"]
 
 
 def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place: Path) -> None:
