@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +22,7 @@ from dpfedexp.accounting.ledger import read_chain
 from dpfedexp.engine.outlets import LEDGER, STATUS
 from dpfedexp.engine.run import read_history
 from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.files import try_lock
 
 if TYPE_CHECKING:
     from dpfedexp.flower.guard import Limits
@@ -58,18 +58,10 @@ def describe(status: Mapping[str, Any]) -> str:
 def _is_held(ledger: Path) -> bool:
     """Whether a process holds the ledger's lock; True where that is unknown."""
     try:
-        import fcntl
-
-        descriptor = os.open(ledger, os.O_RDONLY)
-    except (ImportError, OSError):
+        with open(ledger, "rb") as file:
+            return not try_lock(file.fileno())
+    except OSError:  # it is held, or can't be opened
         return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def load_limits(path: Path) -> Limits:
