@@ -105,14 +105,13 @@ def plain_app(clients, model: nn.Module, local: Sgd = LOCAL, mods=(private_train
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         inputs, targets = clients.client(context.node_config["partition-id"])
         correction = message.content.array_records.get("correction")
-        pull = None if correction is None else correction.to_torch_state_dict()
+        pull = {} if correction is None else correction.to_torch_state_dict()
         for _ in range(local.steps):
-            loss = 0.5 * (net(inputs) - targets).square().mean()
-            named = dict(net.named_parameters())
-            grads = torch.autograd.grad(loss, list(named.values()))
+            net.zero_grad()
+            (0.5 * (net(inputs) - targets).square().mean()).backward()
             with torch.no_grad():
-                for (name, p), g in zip(named.items(), grads, strict=True):
-                    p -= local.lr * (g if pull is None else g + pull[name])
+                for name, p in net.named_parameters():
+                    p -= local.lr * (p.grad + pull.get(name, 0.0))
         return Message(RecordDict({"arrays": ArrayRecord(net.state_dict())}), reply_to=message)
 
     return app

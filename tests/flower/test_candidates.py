@@ -223,8 +223,7 @@ def test_a_candidate_that_costs_more_than_the_first_is_refused(tmp_path):
         admit_announced(asked(CentralGaussian(1000.0, 0.01), UPDATE, 1, candidate=2), context, 6)
 
 
-def test_two_aggregators_add_all_groups_of_a_round_in_one_answer(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "state"))
+def test_two_aggregators_add_all_groups_of_a_round_in_one_answer(tmp_path):
     (tmp_path / "helper").mkdir()
     file = helper_file(tmp_path / "helper", total=1e4, per_round=1e4, max_clip=1e9, min_clients=2)
     config = config_of(tmp_path / "run", **{"algorithm.aggregation": "two-party"})

@@ -35,11 +35,6 @@ ALGORITHMS = {
 FREE = ALGORITHMS["free"]
 
 
-@pytest.fixture(autouse=True)
-def _state(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "state"))
-
-
 class Federation:
     """Six clients that pin the key of one helper, which is node 7."""
 

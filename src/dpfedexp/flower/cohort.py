@@ -171,19 +171,25 @@ def exchange(grid: Grid, messages: Sequence[Message], seconds: float) -> list[Me
 
 
 def _pull(grid: Grid, waiting: set[str]) -> list[Message]:
-    """The replies that have arrived; pulled one by one if they can't be read together. Unreadable ones leave `waiting`."""
+    """The replies that have arrived; pulled one by one if they can't be read together."""
     try:
         return list(grid.pull_messages(list(waiting)))
     except Exception as error:
-        if isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "grpc")):
-            raise  # the connection was lost
-        if len(waiting) == 1:
-            waiting.clear()
-            return []
-    single = [{key} for key in waiting]
-    readable = [reply for one in single for reply in _pull(grid, one)]
-    waiting &= set().union(*single)
+        if _is_connection(error):
+            raise
+    readable: list[Message] = []
+    for key in list(waiting):
+        try:
+            readable += grid.pull_messages([key])
+        except Exception as error:
+            if _is_connection(error):
+                raise
+            waiting.discard(key)
     return readable
+
+
+def _is_connection(error: Exception) -> bool:
+    return isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "grpc"))
 
 
 T = TypeVar("T")

@@ -10,10 +10,11 @@ loopback by default.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ def guard_summary(guard: Limits, last: int = 10) -> dict[str, Any]:
 
 _COUNTS = ("asked", "valid", "refused", "missing")
 Lines = list[tuple[str, str, float]]
-"""Metrics as (name, label, value)."""
+"""Metrics as (name, label, value); those of one name follow each other."""
 
 
 def run_metrics(folder: Path) -> tuple[Lines, bool]:
@@ -127,20 +128,19 @@ def guard_metrics(path: Path) -> tuple[Lines, bool]:
     return [(f"dpfedexp_guard_{name}", "", summary[key]) for key, name in names.items()], not summary["problem"]
 
 
-def to_text(lines: Iterable[tuple[str, str, float]]) -> str:
+def to_text(lines: Lines) -> str:
     """Format metrics in Prometheus's text format.
 
     >>> print(to_text([("dpfedexp_run_round", "", 3)]), end="")
     # TYPE dpfedexp_run_round gauge
     dpfedexp_run_round 3
     """
-    text, typed = [], set()
-    for name, label, value in lines:
-        if name not in typed:
-            text.append(f"# TYPE {name} gauge")
-            typed.add(name)
-        shown = "+Inf" if math.isinf(value) else f"{value:.10g}"
-        text.append(f"{name}{{{label}}} {shown}" if label else f"{name} {shown}")
+    text = []
+    for name, values in itertools.groupby(lines, key=lambda line: line[0]):
+        text.append(f"# TYPE {name} gauge")
+        for _, label, value in values:
+            shown = "+Inf" if math.isinf(value) else f"{value:.10g}"
+            text.append(f"{name}{{{label}}} {shown}" if label else f"{name} {shown}")
     return "\n".join(text) + "\n"
 
 
