@@ -209,10 +209,8 @@ class Deployment:
     def _wait_for_port(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + 180.0
         while time.monotonic() < deadline and process.poll() is None:
-            with socket.socket() as probe:
-                probe.settimeout(0.5)
-                if probe.connect_ex((self.host, self.port)) == 0:
-                    return
+            with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=0.5):
+                return
             time.sleep(0.1)
         raise InputError(f"the SuperLink did not start within 180 seconds; its log is in {self.folder}.")
 
