@@ -1,5 +1,8 @@
 """The template's app with the task of `example_task.py`, other settings, and nodes that misbehave where a test asks for it."""
 
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,11 +19,13 @@ from dpfedexp.core.local_optimizer import Sgd
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.train import train
 from dpfedexp.flower.app import new_app
+from dpfedexp.flower.local_deployment import Deployment, processes_of
 from dpfedexp.models import linear_regression
 
 PATIENCE = 900.0
 """Seconds that a deployment may take for anything. Nothing here is about speed, and a busy machine is not a failure."""
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", "DPFEDEXP_DATA": ""}
+FLOWER = [sys.executable, "-m", "dpfedexp", "flower"]
 LOCAL = {"lr": 0.02, "steps": 10}
 ALMOST_NO_NOISE = 1e-9
 """As a multiple of the clip: below the rounding of float32, so that a central round can be compared number by number."""
@@ -68,11 +73,11 @@ def make_app(folder: Path, *, hostile: bool = False, own_task: bool = False, **s
     return folder
 
 
-def run_app(app: Path, environment: dict[str, str], *options: str, connection: str = "up", patience: float = PATIENCE):
-    """`dpfedexp flower run` in the app's folder, to its end."""
+def run_in(folder: Path, environment: dict[str, str], *command: object, patience: float = PATIENCE):
+    """What a command printed, and its exit status."""
     return subprocess.run(
-        [sys.executable, "-m", "dpfedexp", "flower", "run", ".", connection, *options],
-        cwd=app,
+        list(map(str, command)),
+        cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -84,6 +89,44 @@ def run_app(app: Path, environment: dict[str, str], *options: str, connection: s
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def run_app(app: Path, environment: dict[str, str], *options: str, connection: str = "up", patience: float = PATIENCE):
+    """`dpfedexp flower run` in the app's folder, to its end."""
+    return run_in(app, environment, *FLOWER, "run", ".", connection, *options, patience=patience)
+
+
+def start_app(app: Path, environment: dict[str, str], *options: str) -> subprocess.Popen:
+    """`dpfedexp flower run` in the app's folder, its output in `run.log` there."""
+    with open(app / "run.log", "ab") as log:
+        given = {"cwd": app, "env": environment, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        return subprocess.Popen([*FLOWER, "run", ".", "up", *options], **given)
+
+
+def finish(process: subprocess.Popen, app: Path) -> str:
+    """The log of an app that was started, once it has ended."""
+    try:
+        process.wait(PATIENCE)
+    finally:
+        process.kill()
+        process.wait()
+    return (app / "run.log").read_text()
+
+
+def server_apps(deployment: Deployment) -> list[int]:
+    """The ids of the server app's processes."""
+    found = []
+    for pid in processes_of(deployment.mark):
+        with contextlib.suppress(OSError):
+            if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(pid)
+    return found
+
+
+def kill_server_app(deployment: Deployment) -> None:
+    for pid in server_apps(deployment):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def wait_until(condition, what: str, process: subprocess.Popen | None = None) -> None:

@@ -115,14 +115,13 @@ def plain_app(clients, model: nn.Module, local: Sgd = LOCAL, mods=(private_train
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         inputs, targets = clients.client(context.node_config["partition-id"])
         correction = message.content.array_records.get("correction")
-        pull = None if correction is None else correction.to_torch_state_dict()
+        pull = {} if correction is None else correction.to_torch_state_dict()
         for _ in range(local.steps):
-            loss = 0.5 * (net(inputs) - targets).square().mean()
-            named = dict(net.named_parameters())
-            grads = torch.autograd.grad(loss, list(named.values()))
+            net.zero_grad()
+            (0.5 * (net(inputs) - targets).square().mean()).backward()
             with torch.no_grad():
-                for (name, p), g in zip(named.items(), grads, strict=True):
-                    p -= local.lr * (g if pull is None else g + pull[name])
+                for name, p in net.named_parameters():
+                    p -= local.lr * (p.grad + pull.get(name, 0.0))
         return Message(RecordDict({"arrays": ArrayRecord(net.state_dict())}), reply_to=message)
 
     return app
@@ -144,11 +143,17 @@ def grid_of(clients: int = 3, **options) -> LoopbackGrid:
     return LoopbackGrid(plain_app(federation, model), clients, **options)
 
 
-def deploy(folder, algorithm, grid=None, clients=3, rounds=1, timeout=1.0, evaluate_fn=None, **options):
+def deploy(folder, algorithm, grid=None, clients=3, rounds=1, timeout=1.0, model=None, **options):
     """A strategy, and the result of all its rounds over the problem."""
-    strategy = DpFedExp(algorithm, clients=clients, rounds=rounds, folder=folder, **{"node_timeout": 0.1, **options})
-    start = ArrayRecord(problem(clients)[1].state_dict())
-    return strategy, strategy.start(grid or grid_of(clients), start, timeout=timeout, evaluate_fn=evaluate_fn)
+    given = {"node_timeout": 0.1, "local": LOCAL, **options}
+    strategy = DpFedExp(algorithm, clients=clients, rounds=rounds, folder=folder, **given)
+    start = ArrayRecord((model or problem(clients)[1]).state_dict())
+    return strategy, strategy.start(grid or grid_of(clients), start, timeout=timeout)
+
+
+def counts(line) -> tuple[int, int, int, int]:
+    """How many clients of a round were asked, valid, refused and missing."""
+    return line["asked"], line["valid"], line["refused"], line["missing"]
 
 
 def stop_after(round: int) -> Callable[[dict], Stop | None]:

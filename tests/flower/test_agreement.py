@@ -13,32 +13,15 @@ from scipy.stats import ks_2samp
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedexp, ldp_fedexp
 from dpfedexp.algorithms.round import Poisson
-from dpfedexp.core.noise import KeyedNoise, Streams
+from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.train import train
 from dpfedexp.flower import DpFedExp, answer, private_training
-from dpfedexp.flower import client as mod
 from tests.optimizers import Adagrad
 from tests.sizes import long, sized
 
-from .loopback import LOCAL, LoopbackGrid, Silence, flat, plain_app, problem
-
-
-def flower_run(folder, algorithm, federation, model, rounds=1, grid=None, **options):
-    grid = grid or LoopbackGrid(plain_app(federation, model), len(federation))
-    given = {"rounds": rounds, "folder": folder, "node_timeout": 1, "local": LOCAL, **options}
-    strategy = DpFedExp(algorithm, clients=len(federation), **given)
-    return strategy, strategy.start(grid, ArrayRecord(model.state_dict()), timeout=5)
-
-
-def silent_streams(monkeypatch, noise=Silence) -> None:
-    """The simulator draws what `noise` draws in the place of noise."""
-
-    def at(self, purpose, round):
-        return noise() if "noise" in purpose else KeyedNoise(self.seed, purpose, round)
-
-    monkeypatch.setattr("dpfedexp.core.noise.Streams.at", at)
-
+from ..engine.test_cohorts import silence
+from .loopback import LOCAL, LoopbackGrid, Silence, deploy, flat, grid_of, plain_app, problem
 
 SMALL = 1e-4
 """The grid of secure noise is a millionth of the noise: at this size it is finer than float32, as a comparison needs."""
@@ -47,33 +30,22 @@ ALGORITHMS = {
     "fedexp": fedexp(),
     "cdp free": cdp_fedexp(clip=0.5, noise_multiplier=SMALL),
     "cdp paper": cdp_fedexp(clip=0.5, numerator="paper", noise_multiplier=SMALL),
-    "cdp adagrad": replace(cdp_fedexp(clip=0.5, noise_multiplier=SMALL), server=Adagrad(floor=0.5)),
-    "cdp adaptive": cdp_fedexp(clip="adaptive", noise_multiplier=SMALL),
+    "cdp adaptive, adagrad": replace(cdp_fedexp(clip="adaptive", noise_multiplier=SMALL), server=Adagrad(floor=0.5)),
     "dp_fedavg": dp_fedavg(clip=0.5, noise_multiplier=SMALL, server_rate=0.7),
     "ldp paper": ldp_fedexp(clip=0.5, noise_multiplier=SMALL, numerator="paper"),
-    "ldp privunit": ldp_fedexp(clip=0.5, mechanism="privunit"),
     "dp_scaffold": dp_scaffold(clip=0.5, noise_multiplier=SMALL),
 }
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_six_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeypatch):
+    silence(monkeypatch)
     federation, model = problem()
-    algorithm, noise = ALGORITHMS[name], Silence
-    if name == "ldp privunit":
-        # Without noise PrivUnit has no direction to orthogonalise: fixed draws, the same on both sides, take its place.
-        noise = Fixed
-        # Its reports are rounded to a coarse grid in a deployment, which the test of the distribution covers.
-        monkeypatch.setattr("dpfedexp.flower.messages.with_secure_noise", lambda mechanism: mechanism)
-        monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.secure", lambda mechanism, strict=False: mechanism)
-        monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.noise_kind", True)
-    monkeypatch.setattr(mod, "ChaChaNoise", noise)
     announced = {"algorithm.name": "fedexp", "federation.clients": 6, "federation.rounds": 6, "federation.folder": "x"}
     # Updates without noise leave a node only if the run's configuration says so.
-    grid = LoopbackGrid(plain_app(federation, model), 6, run_config=announced if name.startswith("fedexp") else {})
-    _, result = flower_run(tmp_path, algorithm, federation, model, rounds=6, noise=noise, grid=grid)
-    silent_streams(monkeypatch, noise)
-    run = train(model, federation, algorithm, local=LOCAL, rounds=6)
+    grid = grid_of(6, run_config=announced if name == "fedexp" else {})
+    _, result = deploy(tmp_path, ALGORITHMS[name], grid, clients=6, rounds=6, noise=Silence)
+    run = train(model, federation, ALGORITHMS[name], local=LOCAL, rounds=6)
     ours = torch.cat([torch.from_numpy(a.numpy()).flatten() for a in result.arrays.values()])
     theirs = flat(run.model)
     assert float((theirs - flat(model)).norm()) > 1e-2, "the round must move the model"
@@ -87,13 +59,13 @@ def test_six_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeypat
         assert metrics["epsilon_total"] == pytest.approx(line["epsilon_total"], rel=1e-5)
 
 
-class Fixed:
-    def normal(self, clients, width, device, dtype):
-        row = torch.from_numpy(np.random.default_rng(5).standard_normal(width))
-        return row.expand(len(clients), -1).to(device, dtype)
-
-    def uniform(self, clients, width):
-        return torch.from_numpy(np.random.default_rng(6).random(width)).expand(len(clients), -1)
+def test_the_quantile_settles_to_what_the_simulator_settles_it_to(tmp_path):
+    (federation, model), algorithm = problem(3), cdp_fedexp(clip="adaptive", noise_multiplier=1.0)
+    engine = deploy(tmp_path, algorithm)[0].opened.description.engine
+    simulation, _ = prepare(model, federation, algorithm, local=LOCAL, rounds=1)
+    # The grid of secure noise adds a millionth to it.
+    assert engine.algorithm.clip.quantile == pytest.approx(simulation.algorithm.clip.quantile, rel=1e-5)
+    assert engine.algorithm.clip.quantile != 0.5
 
 
 def hosting_app(federation, model) -> ClientApp:
@@ -111,16 +83,13 @@ def hosting_app(federation, model) -> ClientApp:
 
 @pytest.mark.parametrize("name", ["cdp free", "ldp paper"])
 def test_nodes_that_host_many_clients_give_the_same_round(name, tmp_path, silent):
-    federation, model = problem(clients=6)
-    algorithm = ALGORITHMS[name]
-    alone, single = flower_run(tmp_path / "single", algorithm, federation, model, noise=Silence)
-    given = {"noise": Silence, "grid": LoopbackGrid(hosting_app(federation, model), 2), "clients_per_node": 3}
-    strategy, cohort = flower_run(tmp_path / "cohort", algorithm, federation, model, **given)
-    assert cohort.train_metrics_clientapp[1]["valid"] == 6
-    for name_, array in single.arrays.items():
-        np.testing.assert_allclose(cohort.arrays[name_].numpy(), array.numpy(), rtol=2e-5, atol=2e-6)
-    for one in (strategy, alone):
-        assert ("against its operator: the node sees their reports" in one.statement.text) is (one is strategy)
+    given, hosts = {"clients": 6, "noise": Silence}, LoopbackGrid(hosting_app(*problem()), 2)
+    alone, _ = deploy(tmp_path / "single", ALGORITHMS[name], **given)
+    together, result = deploy(tmp_path / "hosts", ALGORITHMS[name], hosts, clients_per_node=3, **given)
+    assert result.train_metrics_clientapp[1]["valid"] == 6
+    torch.testing.assert_close(together.state.w, alone.state.w, rtol=2e-5, atol=2e-6)
+    for one in (together, alone):
+        assert ("against its operator: the node sees their reports" in one.statement.text) is (one is together)
 
 
 ROUNDS = sized(60, 200)
@@ -136,8 +105,7 @@ ROUNDS = sized(60, 200)
     ],
     ids=["cdp free", "cdp paper", "ldp gaussian", "ldp privunit"],
 )
-def test_noisy_rounds_have_the_simulators_distribution(algorithm, tmp_path, monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda fd: None)
+def test_noisy_rounds_have_the_simulators_distribution(algorithm, tmp_path):
     federation, model = problem(clients=3, dimension=40)
     grid = LoopbackGrid(plain_app(federation, model), 3, serialize=False)
     strategy = DpFedExp(algorithm, clients=3, rounds=ROUNDS, folder=tmp_path, node_timeout=1)
@@ -165,12 +133,10 @@ def _shown(move: torch.Tensor, eta_g: float) -> tuple[float, ...]:
 
 def test_poisson_rounds_divide_by_the_public_cohort(tmp_path, monkeypatch, silent):
     """With every client drawn by chance, the sum is still divided by rate·clients: η_g c̄ doubles when all come at rate ½."""
-    federation, model = problem(clients=4)
     monkeypatch.setattr("dpfedexp.flower.cohort.choose", lambda nodes, *_, equal: [{node: [0] for node in nodes}])
-    algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
-    full, _ = flower_run(tmp_path / "full", algorithm, federation, model, noise=Silence)
-    given = {"noise": Silence, "participation": Poisson(0.5)}
-    half, result = flower_run(tmp_path / "half", algorithm, federation, model, **given)
-    start = flat(model).double()
+    given = {"algorithm": dp_fedavg(clip=0.5, noise_multiplier=1.0), "clients": 4, "noise": Silence}
+    full, _ = deploy(tmp_path / "full", **given)
+    half, result = deploy(tmp_path / "half", **given, participation=Poisson(0.5))
+    start = flat(problem(4)[1]).double()
     torch.testing.assert_close(half.state.w - start, 2 * (full.state.w - start))
     assert "valid" not in result.train_metrics_clientapp[1], "how many came is private under Poisson sampling"

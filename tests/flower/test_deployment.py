@@ -12,7 +12,6 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,10 +26,23 @@ from dpfedexp.flower.access import read_nodes
 from dpfedexp.flower.local_deployment import QUIET, Deployment, make_node_key, processes_of
 from dpfedexp.flower.monitor import read_status
 from dpfedexp.models import linear_regression
+from tests.engine.small import entries
 from tests.sizes import long
 
-from . import app_folder
-from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, QUICK, make_app, wait_until
+from .app_folder import (
+    ALMOST_NO_NOISE,
+    LOCAL,
+    PATIENCE,
+    QUICK,
+    assert_first_round_is_the_simulators,
+    finish,
+    kill_server_app,
+    make_app,
+    run_in,
+    start_app,
+    wait_until,
+)
+from .loopback import counts
 from .other_user import as_app_user, can_switch_user
 
 NETWORK = "127.0.0.2"
@@ -50,64 +62,37 @@ max_clip = 1.0
 def test_three_nodes_with_tls_survive_hostile_clients_kills_and_a_resume(tmp_path):
     """One deployment for all of it, because starting one is what takes time; each step below says what it shows."""
     (tmp_path / "guard.toml").write_text(GUARD)
-    guard = {"dpfedexp-guard": str(tmp_path / "guard.toml")}
-    with Deployment(tmp_path / "up", 3, node_config=guard, environment=QUICK, host=NETWORK) as deployment:
+    guards = {node: {"dpfedexp-guard": str(tmp_path / "guard.toml")} for node in range(3)}
+    with Deployment(tmp_path / "up", 3, node_config=guards, environment=QUICK, host=NETWORK) as deployment:
         key, _ = make_node_key(tmp_path, "stranger")
         stranger = deployment.start_supernode(3, key=key)
         deployment.supernodes.remove(stranger)
         no_core_is_dumped(deployment)
-        with connections(deployment) as peers, in_the_background(control_is_closed_to_nodes, deployment, tmp_path):
-            central_run_whose_server_and_nodes_are_killed(deployment, tmp_path)
+        over = threading.Event()
+        with ThreadPoolExecutor(2) as pool:
+            peers = pool.submit(peers_of, deployment, over)
+            closed = pool.submit(control_is_closed_to_nodes, deployment, tmp_path)
+            try:
+                central_run_whose_server_and_nodes_are_killed(deployment, tmp_path)
+            finally:
+                over.set()
+            closed.result()
         unregistered_node_was_refused(deployment, stranger)
         nodes_kept_their_own_ledger_over_runs_and_restarts(tmp_path)
-        no_connection_left_the_machine(deployment, peers)
+        no_connection_left_the_machine(deployment, peers.result())
         no_update_is_on_disk(tmp_path)
     no_update_is_on_disk(tmp_path)
     assert processes_of(deployment.mark) == [], "nothing may be left running"
 
 
-@contextlib.contextmanager
-def connections(deployment: Deployment) -> Iterator[set[str]]:
+def peers_of(deployment: Deployment, over: threading.Event) -> set[str]:
     """All TCP peers of all processes meanwhile, looked at twice a second."""
     peers: set[str] = set()
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.5):
-            for pid in processes_of(deployment.mark):
-                with contextlib.suppress(OSError):
-                    peers.update(_peers(pid))
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield peers
-    finally:
-        done.set()
-        watcher.join()
-
-
-def start(deployment: Deployment, app: Path, settings: str = "") -> subprocess.Popen:
-    """`dpfedexp flower run`, its output in the app's folder, from which a relative folder is meant."""
-    options = ["-c", settings] if settings else []
-    with open(app / "run.log", "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "dpfedexp", "flower", "run", ".", "up", *options],
-            cwd=app,
-            env=deployment.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-
-
-@contextlib.contextmanager
-def in_the_background(work, *arguments) -> Iterator[None]:
-    """Runs a check meanwhile; what it raises is raised at the end."""
-    with ThreadPoolExecutor(1) as pool:
-        doing = pool.submit(work, *arguments)
-        yield
-        doing.result()
+    while not over.wait(0.5):
+        for pid in processes_of(deployment.mark):
+            with contextlib.suppress(OSError):
+                peers.update(_peers(pid))
+    return peers
 
 
 def control_is_closed_to_nodes(deployment: Deployment, place: Path) -> None:
@@ -119,14 +104,7 @@ def control_is_closed_to_nodes(deployment: Deployment, place: Path) -> None:
     _, public = make_node_key(home, "own")
     app = make_app(home / "app")
     for command in (["supernode", "register", str(public)], ["supernode", "list"], ["run", str(app)], ["list"]):
-        done = subprocess.run(
-            ["flwr", *command, "theirs"],
-            env={**deployment.environment, "FLWR_HOME": str(home)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        done = run_in(home, {**deployment.environment, "FLWR_HOME": str(home)}, "flwr", *command, "theirs")
         assert done.returncode != 0, (command, done.stdout)
         assert "Successfully" not in done.stdout
     # The first is reached, and not content with an empty request; `test_superlink.py` tries all other paths.
@@ -145,8 +123,7 @@ def control_is_closed_to_nodes(deployment: Deployment, place: Path) -> None:
             "c = ssl._create_unverified_context().wrap_socket(s); c.sendall(b'POST /v1/control/list-runs HTTP/1.1\\r\\n"
         )
         asked += "Host: x\\r\\nContent-Length: 0\\r\\n\\r\\n'); print(c.recv(15))"
-        command = as_app_user([sys.executable, "-c", asked])
-        other = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        other = run_in(Path("/"), dict(os.environ), *as_app_user([sys.executable, "-c", asked]))
         assert "HTTP/1.1 404" in other.stdout, "another user of the server's machine has no more rights than a node"
 
 
@@ -180,25 +157,6 @@ def no_core_is_dumped(deployment: Deployment) -> None:
     assert next(line for line in limits if "core" in line).split()[4:6] == ["0", "0"]
 
 
-def checkpoint(folder: Path) -> dict:
-    progress = read_progress(folder)
-    return {"round": 0, "history": []} if progress is None else vars(progress)
-
-
-def finish(process: subprocess.Popen, app: Path) -> str:
-    """The streamed log of a run that has ended."""
-    try:
-        process.wait(PATIENCE)
-    finally:
-        process.kill()
-        process.wait()
-    return (app / "run.log").read_text()
-
-
-def counts(line: dict) -> tuple[int, int, int, int]:
-    return line["asked"], line["valid"], line["refused"], line["missing"]
-
-
 def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place: Path) -> None:
     """The SuperLink dies after round 1 and the run is resumed. In round 2 one node fails and one sends NaN; in round 3 one node
     hangs and another is killed."""
@@ -211,31 +169,30 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
         local=LOCAL,
         test={"plan": "1:2=nan 2:2=crash 1:3=hang 2:3=die", "marks": str(place)},
     )
-    first = start(deployment, app)
+    first = start_app(app, deployment.environment)
     wait_until(lambda: (out / "status.json").exists() and read_status(out)["round"] == 1, "round 1")
     assert read_status(out)["status"] == "running"
     assert json.loads((out / "privacy.json").read_text())["rounds"] == 1, "there is a statement after every round"
     model_after_one = load_file(out / "checkpoint.safetensors")["w"]
-    for pid in _programs(deployment, "flwr-serverapp"):
-        os.kill(pid, signal.SIGKILL)
+    kill_server_app(deployment)
     assert "killed: 1 of 3 rounds" in finish(first, app)
     assert (first.returncode, read_status(out)["status"]) == (4, "killed")
     deployment.superlink.kill()
     deployment.superlink.wait()
-    assert [entry.round for entry in Ledger.open(out / "ledger.jsonl", read_only=True).entries] == [1]
+    assert [entry.round for entry in entries(out)] == [1]
     deployment.start_superlink()
 
-    second = start(deployment, app, "federation.round_timeout=120.0")
+    second = start_app(app, deployment.environment, "-c", "federation.round_timeout=120.0")
     wait_until(lambda: (place / "die").exists() and (place / "hang").exists(), "round 3")
     os.killpg(deployment.supernodes[2].pid, signal.SIGKILL)
     log = finish(second, app)
 
-    content = checkpoint(out)
-    assert content["round"] == 3, log
+    progress = read_progress(out)
+    assert progress.round == 3, log
     assert (second.returncode, read_status(out)["status"]) == (0, "completed")
-    assert content["settings"]["nodes"] == list(read_nodes(deployment.node_list)), "ids of the keys, after a restart"
-    assert [counts(line) for line in content["history"]] == [(3, 3, 0, 0), (3, 1, 2, 0), (3, 1, 0, 2)]
-    assert [entry.round for entry in Ledger.open(out / "ledger.jsonl", read_only=True).entries] == [1, 2, 3]
+    assert progress.settings["nodes"] == list(read_nodes(deployment.node_list)), "ids of the keys, after a restart"
+    assert [counts(line) for line in progress.history] == [(3, 3, 0, 0), (3, 1, 2, 0), (3, 1, 0, 2)]
+    assert [entry.round for entry in entries(out)] == [1, 2, 3]
     assert "Resuming after round 1 of 3" in log
     assert "not finite" in log
     assert "the app's train function failed; see the node's log" in log
@@ -244,8 +201,8 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
     assert not any("47110815" in path.read_text() for path in (app / "run.log", deployment.folder / "superlink.log"))
     statement = json.loads((out / "privacy.json").read_text())
     assert statement["rounds"] == 3
-    assert content["history"][-1]["epsilon_total"] == statement["epsilon_total"]
-    app_folder.assert_first_round_is_the_simulators(model_after_one)
+    assert progress.history[-1]["epsilon_total"] == statement["epsilon_total"]
+    assert_first_round_is_the_simulators(model_after_one)
 
 
 def nodes_kept_their_own_ledger_over_runs_and_restarts(place: Path) -> None:
@@ -271,17 +228,6 @@ def no_connection_left_the_machine(deployment: Deployment, peers: set[str]) -> N
     assert "127.0.0.1" in peers, "the processes must have connections for this to mean anything"
     assert peers <= {"127.0.0.1", NETWORK, "::1", "::ffff:127.0.0.1"}
     assert all(deployment.environment[name] == value for name, value in QUIET.items())
-
-
-def _programs(deployment: Deployment, name: str) -> list[int]:
-    found = []
-    for pid in processes_of(deployment.mark):
-        try:
-            if name in Path(f"/proc/{pid}/cmdline").read_text():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
 
 
 def _peers(pid: int) -> set[str]:

@@ -150,7 +150,7 @@ def test_ten_nodes_choose_what_one_machine_chooses_for_the_same_clients(tmp_path
     files = write_data(tmp_path)
     data = {number: {"data": str(path)} for number, path in enumerate(files)}
     own = {**QUICK, "DPFEDEXP_PRIVATE": str(tmp_path / "state")}
-    with Deployment(tmp_path / "up", NODES, of_node=data, environment=own) as deployment:
+    with Deployment(tmp_path / "up", NODES, node_config=data, environment=own) as deployment:
         for kind, each in (("many", EACH), ("one", 1)):
             task: dict = {}
             text = TASK.format(returned=RETURNED[kind])

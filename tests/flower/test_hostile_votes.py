@@ -3,28 +3,28 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from dpfedexp import Sgd, fedavg
-from dpfedexp.accounting import Ledger, Sampling
+from dpfedexp.accounting import Sampling
 from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE
 from dpfedexp.core.client_metrics import EVALUATION
-from dpfedexp.engine.stopping import Stop
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, RoundFailed
-from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.client import AnnouncedLimits, admit_announced
 from dpfedexp.flower.guard import Guard, Refused
 from dpfedexp.flower.messages import REPORT, REQUEST, NodeRequest
 from dpfedexp.mechanisms import CentralGaussian, PrivUnit
 from dpfedexp.mechanisms.serialization import decode, encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
+from tests.engine.small import entries
 
 from ..engine.test_cohorts import ALGORITHMS, EPSILON, MEASURING, ROUNDS, M, announced, flower_app, problem
 from ..mechanisms.parties import helper_file, round_of
-from .loopback import LoopbackGrid
+from .loopback import LoopbackGrid, deploy, stop_after
 from .test_mod import guard_file
 
 ALGORITHM, LOCAL = ALGORITHMS["fit"]
@@ -36,6 +36,12 @@ EVALUATING = CentralGaussian(1.0, 1.0).asking(EVALUATION, 4.0)
 def asked(mechanism, purpose, round=0, **more) -> NodeRequest:
     record = NodeRequest(round, "n" * 32, mechanism, Sampling(), purpose=purpose, **more).to_record()
     return NodeRequest.from_message(Message(RecordDict({REQUEST: record}), dst_node_id=1, message_type="train"))
+
+
+def node_of(config, dimension=6):
+    """What a run announces to a node, and how that node admits requests."""
+    context = Context(1, 1, {}, RecordDict(), config)
+    return AnnouncedLimits.of_run(config, dimension), partial(admit_announced, context=context, dimension=dimension)
 
 
 @pytest.mark.parametrize(
@@ -70,41 +76,32 @@ def test_a_request_and_its_mechanism_are_for_the_same_purpose():
 
 def test_a_node_answers_as_many_updates_as_were_announced_and_every_vote_once():
     """The attack: votes that were not asked paid for two updates more."""
-    made = AnnouncedLimits.of_run(CONFIG, 6)
-    context = Context(1, 1, {}, RecordDict(), CONFIG)
+    made, admit = node_of(CONFIG)
     for round in range(1, ROUNDS + 1):
-        admit_announced(asked(made.mechanism, UPDATE, round), context, 6)
+        admit(asked(made.mechanism, UPDATE, round))
     with pytest.raises(Refused, match="as often as this run announced rounds"):
-        admit_announced(asked(made.mechanism, UPDATE, 9), context, 6)
-    for purpose in (RATE, CLIP):
-        vote = asked(made.others[purpose][0], purpose)
-        admit_announced(vote, context, 6)
+        admit(asked(made.mechanism, UPDATE, 9))
+    for purpose, rounds in ((RATE, [0]), (CLIP, [0]), (EVALUATION, [2, 3])):
+        votes = [asked(made.others[purpose][0], purpose, round) for round in rounds]
+        for vote in votes:
+            admit(vote)
         with pytest.raises(Refused, match="a repeated answer is charged again"):
-            admit_announced(vote, context, 6)
-    for round in (2, 3):
-        admit_announced(asked(made.others[EVALUATION][0], EVALUATION, round), context, 6)
-    with pytest.raises(Refused, match="a repeated answer is charged again"):
-        admit_announced(asked(made.others[EVALUATION][0], EVALUATION, 3), context, 6)
+            admit(votes[-1])
     with pytest.raises(Refused, match="had 6 when this run began"):
-        admit_announced(asked(made.mechanism, UPDATE, 1), context, 7)
+        admit(asked(made.mechanism, UPDATE, 1), dimension=7)
 
 
-def test_a_run_with_a_fixed_clip_asks_for_no_vote_on_it():
-    made = AnnouncedLimits.of_run({**CONFIG, "algorithm.clip": 0.5}, 6)
-    made.check(asked(made.others[RATE][0], RATE))
-    with pytest.raises(Refused, match="which this run did not announce"):
-        made.check(asked(replace(made.others[RATE][0], question=CLIP), CLIP))
-
-
-def test_an_evaluation_is_answered_where_it_was_announced_and_at_its_price():
-    made = AnnouncedLimits.of_run(CONFIG, 6)
-    made.check(asked(made.others[EVALUATION][0], EVALUATION, 2))
-    dearer = replace(made.others[EVALUATION][0], noise_multiplier=made.others[EVALUATION][0].noise_multiplier / 2)
+def test_votes_and_evaluations_are_answered_where_they_were_announced_and_at_their_price():
+    made, _ = node_of(CONFIG)
+    evaluation, _ = made.others[EVALUATION]
+    made.check(asked(evaluation, EVALUATION, 2))
     with pytest.raises(Refused, match="above the"):
-        made.check(asked(dearer, EVALUATION, 2))
-    silent = AnnouncedLimits.of_run({**CONFIG, "federation.evaluate": ""}, 6)
-    with pytest.raises(Refused, match="which this run did not announce"):
-        silent.check(asked(made.others[EVALUATION][0], EVALUATION, 2))
+        made.check(asked(replace(evaluation, noise_multiplier=evaluation.noise_multiplier / 2), EVALUATION, 2))
+    fixed, _ = node_of({**CONFIG, "algorithm.clip": 0.5, "federation.evaluate": ""})
+    fixed.check(asked(fixed.others[RATE][0], RATE))
+    for one in (asked(replace(fixed.others[RATE][0], question=CLIP), CLIP), asked(evaluation, EVALUATION, 2)):
+        with pytest.raises(Refused, match="which this run did not announce"):
+            fixed.check(one)
 
 
 def test_a_guard_that_allows_a_round_allows_each_vote_whatever_its_largest_clip(tmp_path):
@@ -153,13 +150,13 @@ def test_a_helper_answers_each_vote_once_and_no_other_question(tmp_path):
             file.admit((round_of(other, number=number, columns=13), other))
 
 
-def stop(record):
-    raise Stop("one round is enough")
+def deployed(folder, grid, algorithm=ALGORITHM, local=LOCAL, timeout=1.0, **options):
+    given = {"clients": M, "rounds": ROUNDS, "local": local, "node_timeout": 1, "timeout": timeout, **options}
+    return deploy(folder, algorithm, grid, model=problem()[1], **given)[0]
 
 
 def test_one_client_with_an_unreadable_reply_stops_no_vote(tmp_path):
     """The attack: a header with an unhashable key ended the server, and did so again after every resume."""
-    federation, model = problem()
 
     def spoilt(message, reply):
         if message.metadata.dst_node_id != 2:
@@ -171,10 +168,8 @@ def test_one_client_with_an_unreadable_reply_stops_no_vote(tmp_path):
         fields = ConfigRecord(dict(reply.content.config_records[REQUEST]))
         return Message(RecordDict({REPORT: ArrayRecord({"vector": array}), REQUEST: fields}), reply_to=message)
 
-    grid = LoopbackGrid(flower_app(federation, model, LOCAL), M, run_config=CONFIG, reply_of=spoilt)
-    given = {"clients": M, "rounds": ROUNDS, "folder": tmp_path, "local": LOCAL, "node_timeout": 1, **MEASURING}
-    strategy = DpFedExp(ALGORITHM, on_round=stop, **given)
-    strategy.start(grid, ArrayRecord(model.state_dict()), timeout=1)
+    grid = LoopbackGrid(flower_app(*problem(), LOCAL), M, run_config=CONFIG, reply_of=spoilt)
+    strategy = deployed(tmp_path, grid, on_round=stop_after(1), **MEASURING)
     assert strategy.history[0]["refused"] == 1
 
 
@@ -193,11 +188,9 @@ def failing(times, group):
 
 
 def test_a_vote_that_was_released_is_not_asked_again_and_the_folder_says_what_was_spent(tmp_path):
-    federation, model = problem()
-    grid = LoopbackGrid(flower_app(federation, model, LOCAL), M, run_config=CONFIG, reply_of=failing(1, CLIP))
-    given = {"clients": M, "rounds": ROUNDS, "folder": tmp_path, "local": LOCAL, "node_timeout": 1, **MEASURING}
+    grid = LoopbackGrid(flower_app(*problem(), LOCAL), M, run_config=CONFIG, reply_of=failing(1, CLIP))
     with pytest.raises(RoundFailed, match="the vote on the first clip failed"):
-        DpFedExp(ALGORITHM, **given).start(grid, ArrayRecord(model.state_dict()), timeout=0.1)
+        deployed(tmp_path, grid, timeout=0.1, **MEASURING)
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["status"], status["round"]) == ("failed", 0)
     assert status["epsilon"] > 0
@@ -205,8 +198,7 @@ def test_a_vote_that_was_released_is_not_asked_again_and_the_folder_says_what_wa
     # As in a new run of Flower, nodes have answered nothing yet.
     for context in grid.contexts.values():
         context.state = RecordDict()
-    done = DpFedExp(ALGORITHM, **given)
-    done.start(grid, ArrayRecord(model.state_dict()), timeout=1)
+    done = deployed(tmp_path, grid, **MEASURING)
     names = [entry.event.queries[0].name for entry in done.opened.ledger.entries]
     assert names[:4] == ["local rate", "first clip", "update", "rate scale"]
     assert names[4:] == ["update", "evaluation", "update", "evaluation"]
@@ -218,9 +210,7 @@ def test_votes_without_privacy_are_charged_as_such(tmp_path):
     run_config.pop("federation.epsilon")
     run_config |= {"algorithm.name": "fedavg", "local.lr": "auto", "local.steps": 3}
     local = Sgd(lr="auto", steps=3)
-    federation, model = problem()
-    grid = LoopbackGrid(flower_app(federation, model, local), M, run_config=run_config, reply_of=failing(9, UPDATE))
-    strategy = DpFedExp(fedavg(), clients=M, rounds=2, folder=tmp_path, local=local, node_timeout=1)
+    grid = LoopbackGrid(flower_app(*problem(), local), M, run_config=run_config, reply_of=failing(9, UPDATE))
     with pytest.raises(RoundFailed):
-        strategy.start(grid, ArrayRecord(model.state_dict()), timeout=0.1)
-    assert [entry.round for entry in Ledger.open(tmp_path / "ledger.jsonl", read_only=True).entries] == [0]
+        deployed(tmp_path, grid, fedavg(), local, timeout=0.1, rounds=2)
+    assert [entry.round for entry in entries(tmp_path)] == [0]

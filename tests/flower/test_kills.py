@@ -13,11 +13,9 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +24,21 @@ from dpfedexp.accounting import Ledger, compose
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import LedgerError
+from dpfedexp.flower.app import new_app
 from dpfedexp.flower.local_deployment import Deployment
 from dpfedexp.flower.monitor import read_status
 from tests.sizes import long
 
-from .app_folder import PATIENCE, QUICK, make_app
-from .test_deployment import _programs, finish, start
+from .app_folder import (
+    PATIENCE,
+    QUICK,
+    finish,
+    kill_server_app,
+    make_app,
+    server_apps,
+    start_app,
+    wait_until,
+)
 
 KILLS = int(os.environ.get("DPFEDEXP_KILLS", "6"))
 SEED = int(os.environ.get("DPFEDEXP_KILLS_SEED", "0"))
@@ -64,9 +71,7 @@ class Federation(Deployment):
 
     def kill(self, victim: str, chance: random.Random) -> None:
         if "server app" in victim or victim == "SuperLink":
-            for pid in _programs(self, "flwr-serverapp"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_server_app(self)
         if victim == "SuperLink":
             self.superlink.kill()
             self.superlink.wait()
@@ -85,11 +90,6 @@ def charges(folder: Path) -> list:
         return []
 
 
-def purpose_of(entry) -> str:
-    question = entry.event.question
-    return question or f"round {entry.round}"
-
-
 def check(folder: Path, kills: list[str]) -> None:
     """From the files alone: whatever was released has a charge, and the verification says what is true."""
     if not (folder / "ledger.jsonl").exists():
@@ -103,54 +103,44 @@ def check(folder: Path, kills: list[str]) -> None:
     assert {json.loads(line)["round"] for line in lines} <= set(rounds), kills
     if done:  # the rounds could not begin before both votes were answered
         assert {"local rate", "first clip"} <= {entry.event.question for entry in charged}, kills
-    completed = read_status(folder)["status"] == "completed" if (folder / "status.json").exists() else False
+    completed = (folder / "status.json").exists() and read_status(folder)["status"] == "completed"
     found = verify_run(folder)
     assert outcome(found) in (("holds",) if completed else ("holds", "incomplete")), (kills, found)
-    command = [sys.executable, "-m", "dpfedexp", "privacy", "verify", str(folder)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert said.returncode == (0 if outcome(found) == "holds" else 4), (kills, said.stdout, said.stderr)
-
-
-def wait_for(folder: Path, moment: int, deployment: Federation, process: subprocess.Popen) -> bool:
-    """Until the server app runs and the ledger has so many charges; False where the run ended before."""
-    deadline = time.monotonic() + PATIENCE
-    while not is_running(folder, deployment) or len(charges(folder)) < moment:
-        if process.poll() is not None:
-            return False
-        assert time.monotonic() < deadline, f"no charge {moment} within {PATIENCE:g} seconds"
-        time.sleep(0.2)
-    return True
 
 
 def is_running(folder: Path, deployment: Federation) -> bool:
-    return (folder / "status.json").exists() and bool(_programs(deployment, "flwr-serverapp"))
+    return (folder / "status.json").exists() and bool(server_apps(deployment))
 
 
-@contextlib.contextmanager
-def federation(place: Path) -> Iterator[Federation]:
-    app = make_app(place / "app", own_task=True)
-    data = {number: {"data": str(app / "data" / f"node{number}.csv")} for number in range(NODES)}
-    own = {**QUICK, "DPFEDEXP_PRIVATE": str(place / "state")}
-    with Federation(place / "up", NODES, of_node=data, environment=own) as deployment:
-        yield deployment
+def wait_for(folder: Path, moment: int, deployment: Federation, process: subprocess.Popen) -> None:
+    """Until the server app runs and the ledger has so many charges, or the run has ended."""
+
+    def reached() -> bool:
+        return process.poll() is not None or (is_running(folder, deployment) and len(charges(folder)) >= moment)
+
+    wait_until(reached, f"charge {moment}")
 
 
 @long
 @pytest.mark.usefixtures("alone")
 def test_whatever_is_killed_and_whenever_nothing_is_released_uncharged_and_every_resume_ends(tmp_path):
+    """The nodes train on the files of the template's app."""
     chance, made, runs = random.Random(SEED), Counter(), 0
     settings = {"rounds": ROUNDS, "clients": NODES, "round_timeout": 120.0, "node_timeout": PATIENCE}
     settings |= {"evaluate": "numbers", "evaluate_every": 1}
-    with federation(tmp_path) as deployment:
+    new_app(tmp_path / "nodes")
+    data = {node: {"data": str(tmp_path / "nodes" / "data" / f"node{node}.csv")} for node in range(NODES)}
+    own = {**QUICK, "DPFEDEXP_PRIVATE": str(tmp_path / "state")}
+    with Federation(tmp_path / "up", NODES, node_config=data, environment=own) as deployment:
         while sum(made.values()) < KILLS:
-            folder, log = tmp_path / f"run{runs}", tmp_path / f"app{runs}"
-            own = {**settings, "folder": str(folder), "nodes": str(deployment.node_list)}
-            app = make_app(log, own_task=True, federation=own)
+            folder = tmp_path / f"run{runs}"
+            given = {**settings, "folder": str(folder), "nodes": str(deployment.node_list)}
+            app = make_app(tmp_path / f"app{runs}", own_task=True, federation=given)
             runs, kills = runs + 1, []
             while len(kills) < LIVES and sum(made.values()) < KILLS:
-                process = start(deployment, app)
+                process = start_app(app, deployment.environment)
                 # During what is asked next, or after its charge. The first two charges are the votes'.
-                here = wait_for(folder, len(charges(folder)) + chance.randrange(2), deployment, process)
+                wait_for(folder, len(charges(folder)) + chance.randrange(2), deployment, process)
                 time.sleep(chance.uniform(0.0, 6.0))
                 victim, before, alive = chance.choice(VICTIMS), charges(folder), is_running(folder, deployment)
                 deployment.kill(victim, chance)
@@ -159,18 +149,18 @@ def test_whatever_is_killed_and_whenever_nothing_is_released_uncharged_and_every
                     deployment.kill("server app", chance)
                 finish(process, app)
                 check(folder, kills)
-                if not here or not alive or process.returncode == 0:
+                if not alive or process.returncode == 0:
                     break
-                kills.append(f"{victim}, after {purpose_of(before[-1]) if before else 'nothing'}")
+                charge = (before[-1].event.question or f"round {before[-1].round}") if before else "nothing"
+                kills.append(f"{victim}, after {charge}")
                 made[kills[-1]] += 1
                 print(f"{time.strftime('%X')} kill {sum(made.values())}: {kills[-1]}", flush=True)
             while not (folder / "status.json").exists() or read_status(folder)["status"] != "completed":
-                text = finish(start(deployment, app), app)
+                text = finish(start_app(app, deployment.environment), app)
                 check(folder, kills)
                 # A node that was killed may be missing for so long that a round fails; then it is tried again.
                 assert (folder / "status.json").exists(), text
                 assert read_status(folder)["status"] in ("completed", "failed", "killed"), (kills, text)
-            check(folder, kills)
             statement = json.loads((folder / "privacy.json").read_text())
             total = compose([(entry.event, 1) for entry in charges(folder)], statement["delta"]).epsilon
             assert statement["epsilon_total"] == pytest.approx(total, rel=1e-9), kills

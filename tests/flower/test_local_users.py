@@ -123,7 +123,7 @@ class Apart(Deployment):
         site.mkdir(mode=0o700)
         (site / "guard.toml").write_text(GUARD.format(app_hash(app)))
         config, self.runtime = {"dpfedexp-guard": str(site / "guard.toml")}, {}
-        super().__init__(site, 2, node_config=config, environment=QUICK, enforce=True)
+        super().__init__(site, 2, node_config={0: config, 1: config}, environment=QUICK, enforce=True)
 
     def _spawn(self, command: list[str], name: str) -> subprocess.Popen[bytes]:
         if not name.startswith("supernode"):

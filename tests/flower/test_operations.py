@@ -305,7 +305,7 @@ def test_there_is_a_node_for_each_file_and_no_other_node_gets_its_path(tmp_path,
     files = _files_of_nodes(tmp_path)
     assert [path.name for path in files] == ["a.csv", "b.csv"]
     settings = {number: {"data": str(path)} for number, path in enumerate(files)}
-    deployment, started = Deployment(tmp_path / "up", 2, of_node=settings), []
+    deployment, started = Deployment(tmp_path / "up", 2, node_config=settings), []
     deployment.port = 9092
     deployment.folder.mkdir()
     deployment.make_keys()

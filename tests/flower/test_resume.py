@@ -10,15 +10,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, ldp_fedexp
 from dpfedexp.core import step_size
-from dpfedexp.engine import checkpoint
+from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.private_folder import SharedAnchor
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import LedgerError
-from tests.engine.small import Crash
+from tests.engine.small import Crash, entries
 from tests.optimizers import Adagrad
 from tests.sizes import sized
 
@@ -30,7 +29,7 @@ PLAIN = dp_fedavg(clip=0.5, noise_multiplier=1.0)
 pytestmark = pytest.mark.usefixtures("silent")
 
 
-def run(folder, algorithm=CDP, rounds=4, crash_at=None, watch=None, **options):
+def run(folder, algorithm=CDP, rounds=4, crash_at=None, watch=None):
     """`crash_at`: the server dies while it waits for the replies of this round."""
 
     def lost(message, reply):
@@ -39,15 +38,11 @@ def run(folder, algorithm=CDP, rounds=4, crash_at=None, watch=None, **options):
         return reply
 
     grid = grid_of(reply_of=lost, serialize=False)
-    return deploy(folder, algorithm, grid, rounds=rounds, noise=Silence, on_round=watch, **options)
-
-
-def book(folder) -> Ledger:
-    return Ledger.open(folder / "ledger.jsonl", read_only=True)
+    return deploy(folder, algorithm, grid, rounds=rounds, noise=Silence, on_round=watch)
 
 
 def rounds_in(folder) -> list[int]:
-    return [entry.round for entry in book(folder).entries]
+    return [entry.round for entry in entries(folder)]
 
 
 KILLED = {
@@ -108,7 +103,7 @@ def test_a_crash_at_any_write_leaves_no_release_uncharged_and_no_lock(tmp_path, 
             run(place, PLAIN, rounds, watch=lambda record, shown=shown: shown.append(record["round"]))
         if left[0] > 0:
             break
-        charged = len(book(place)) if (place / "ledger.jsonl").exists() else 0
+        charged = len(entries(place)) if (place / "ledger.jsonl").exists() else 0
         assert charged >= max(shown)
         resumed, _ = run(place, PLAIN, rounds)
         assert resumed.state.round == rounds
@@ -118,22 +113,13 @@ def test_a_crash_at_any_write_leaves_no_release_uncharged_and_no_lock(tmp_path, 
 
 def test_no_client_is_asked_for_a_local_report_when_the_anchor_cannot_be_moved(tmp_path, monkeypatch):
     """What was charged stays charged."""
-    place, seen = tmp_path / "run", []
-
     full = Mock(side_effect=OSError(28, "No space left on device"))
-    with monkeypatch.context() as patched:
-
-        def watch(record):
-            seen.append(record["round"])
-            patched.setattr(SharedAnchor, "remember", full)
-
-        with pytest.raises(LedgerError, match="round 2 can't be charged: No space left on device"):
-            run(place, LDP, watch=watch)
-    assert seen == [1]
-    assert checkpoint.read_progress(place).round == 1
-    assert len(book(place)) == 2
-    run(place, LDP)
-    assert len(book(place)) == 5
+    with monkeypatch.context() as patched, pytest.raises(LedgerError, match="round 2 can't be charged: No space left"):
+        run(tmp_path, LDP, watch=lambda record: patched.setattr(SharedAnchor, "remember", full))
+    assert read_progress(tmp_path).round == 1
+    assert len(entries(tmp_path)) == 2
+    run(tmp_path, LDP)
+    assert len(entries(tmp_path)) == 5
 
 
 def test_a_run_does_not_go_on_without_its_anchor(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import logging
 import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from dpfedexp.accounting import Ledger, Sampling
+from dpfedexp.accounting import Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, ldp_fedexp
 from dpfedexp.algorithms.round import FixedSize, Poisson
 from dpfedexp.engine.checkpoint import read_progress
@@ -24,8 +24,9 @@ from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.cohort import choose, exchange
 from dpfedexp.flower.messages import REPORT, REQUEST
 from dpfedexp.flower.monitor import read_status
+from tests.engine.small import entries
 
-from .loopback import LoopbackGrid, Silence, deploy, flat, grid_of, plain_app, problem
+from .loopback import LoopbackGrid, Silence, counts, deploy, flat, grid_of, plain_app, problem
 
 CDP = cdp_fedexp(clip=0.5, noise_multiplier=1.0)
 LDP = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
@@ -33,19 +34,18 @@ SCAFFOLD = dp_scaffold(clip=1.0, noise_multiplier=1.0)
 pytestmark = pytest.mark.usefixtures("sleepless")
 
 
-def changed(reply: Message, vector=None, content=None, **fields) -> Message:
-    """The honest reply with another vector, other content or other fields in it."""
+def changed(reply: Message, vector=None, **fields) -> Message:
+    """The honest reply with another vector or other fields in it."""
     said = ConfigRecord({**reply.content.config_records[REQUEST], **fields})
     made = vector if isinstance(vector, Array) else Array(vector_of(reply) if vector is None else vector)
-    whole = RecordDict({REPORT: ArrayRecord({"vector": made}), REQUEST: said}) if content is None else content
-    return Message(whole, reply_to=_asked(reply))
+    return answering(reply, RecordDict({REPORT: ArrayRecord({"vector": made}), REQUEST: said}))
 
 
-def _asked(reply: Message) -> Message:
-    """A message that the reply could have answered, so that metadata match."""
-    message = Message(RecordDict(), reply.metadata.src_node_id, "train")
-    message.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
-    return message
+def answering(reply: Message, content: RecordDict | Error) -> Message:
+    """Other content with the metadata of the honest reply."""
+    asked = Message(RecordDict(), reply.metadata.src_node_id, "train")
+    asked.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
+    return Message(content, reply_to=asked)
 
 
 def vector_of(reply: Message) -> np.ndarray:
@@ -69,18 +69,16 @@ HOSTILE = {
     "wrong shape": lambda r: changed(r, vector_of(r)[None].copy()),
     "int64": lambda r: changed(r, vector_of(r).astype(np.int64)),
     "float64": lambda r: changed(r, vector_of(r).astype(np.float64)),
-    "empty": lambda r: changed(r, content=RecordDict()),
+    "empty": lambda r: answering(r, RecordDict()),
     "bytes that lie": lambda r: changed(r, lying_array(r)),
-    "more than a report": lambda r: changed(r, content=RecordDict({**r.content, "more": ConfigRecord({"loss": 0.2})})),
+    "more than a report": lambda r: answering(r, RecordDict({**r.content, "more": ConfigRecord({"loss": 0.2})})),
     "wrong nonce": lambda r: changed(r, nonce="0" * 32),
-    "error": lambda r: Message(Error(2, "SECRET 4711"), reply_to=_asked(r)),
+    "error": lambda r: answering(r, Error(2, "SECRET 4711")),
     "nothing": lambda r: None,
 }
 
 
-def start(folder, algorithm, grid=None, timeout=0.05, **options):
-    given = {"min_reply_fraction": 0.6, "node_timeout": 0.05, **options}
-    return deploy(folder, algorithm, grid, timeout=timeout, **given)
+start = partial(deploy, timeout=0.05, node_timeout=0.05)
 
 
 def grid_where(node: int, change) -> LoopbackGrid:
@@ -88,7 +86,7 @@ def grid_where(node: int, change) -> LoopbackGrid:
 
 
 def charges(folder) -> int:
-    return len(Ledger.open(folder / "ledger.jsonl", read_only=True))
+    return len(entries(folder))
 
 
 @cache
@@ -106,9 +104,8 @@ def test_a_bad_reply_counts_as_missing_and_nothing_else_changes(name, local, tmp
         spoilt, result = start(tmp_path, LDP if local else CDP, grid_where(2, HOSTILE[name]), noise=Silence)
     assert torch.equal(spoilt.state.w, model_after(local, absent=True))
     assert not torch.equal(spoilt.state.w, model_after(local, absent=False)), "node 2 must matter for the comparison"
-    metrics = result.train_metrics_clientapp[1]
     missing = 1 if name == "nothing" else 0
-    assert (metrics["asked"], metrics["valid"], metrics["refused"], metrics["missing"]) == (3, 2, 1 - missing, missing)
+    assert counts(result.train_metrics_clientapp[1]) == (3, 2, 1 - missing, missing)
     assert charges(tmp_path) == 1
     assert "SECRET" not in caplog.text, "a client's own error text may hold its data"
 
@@ -136,7 +133,7 @@ def test_central_privacy_clips_a_huge_reply_again_and_counts_it(tmp_path):
 @pytest.mark.parametrize("algorithm", [LDP, ldp_fedexp(clip=0.5, mechanism="privunit")], ids=["gaussian", "privunit"])
 def test_local_privacy_refuses_a_reply_longer_than_any_honest_one(algorithm, tmp_path):
     _, result = start(tmp_path, algorithm, grid_where(2, huge))
-    assert (result.train_metrics_clientapp[1]["valid"], result.train_metrics_clientapp[1]["refused"]) == (2, 1)
+    assert counts(result.train_metrics_clientapp[1]) == (3, 2, 1, 0)
 
 
 def test_a_reply_replayed_from_an_earlier_round_is_refused(tmp_path):
@@ -144,7 +141,7 @@ def test_a_reply_replayed_from_an_earlier_round_is_refused(tmp_path):
 
     def replay(reply: Message) -> Message:
         kept.append(reply)
-        return changed(reply, content=kept[0].content)
+        return answering(reply, kept[0].content)
 
     _, result = start(tmp_path, CDP, grid_where(2, replay), rounds=2)
     assert [result.train_metrics_clientapp[r]["valid"] for r in (1, 2)] == [3, 2]
@@ -181,8 +178,7 @@ def test_a_straggler_is_missing_in_its_round_and_answers_the_next_one(algorithm,
         start(tmp_path / str(deliver), algorithm, late([], deliver), rounds=3, noise=Silence)
         for deliver in (True, False)
     )
-    counts = [result.train_metrics_clientapp[r] for r in (1, 2, 3)]
-    shown = [(one["asked"], one["valid"], one["refused"], one["missing"]) for one in counts]
+    shown = [counts(result.train_metrics_clientapp[r]) for r in (1, 2, 3)]
     assert shown == [(3, 2, 0, 1), (3, 3, 0, 0), (3, 3, 0, 0)]
     assert torch.equal(straggler.state.w, absent.state.w)
     assert "3 rounds, 3 clients" in straggler.statement.text, "who was missing is promised what all are"
@@ -248,13 +244,12 @@ def test_an_empty_poisson_round_releases_noise(tmp_path, monkeypatch):
 
 
 def test_under_poisson_sampling_neither_metrics_nor_logs_say_who_or_how_many(tmp_path, caplog):
-    with caplog.at_level(logging.DEBUG, logger="flwr"), pytest.raises(RoundFailed) as failure:
-        start(tmp_path, CDP, grid_where(2, lambda r: None), min_reply_fraction=1.0, participation=Poisson(1.0 - 1e-9))
-    assert "fewer than 100% of the clients" in str(failure.value)
+    caplog.set_level(logging.DEBUG, "flwr")
+    given = {"algorithm": CDP, "participation": Poisson(1.0 - 1e-9)}
+    with pytest.raises(RoundFailed, match="fewer than 100% of the clients"):
+        start(tmp_path, grid=grid_where(2, lambda r: None), min_reply_fraction=1.0, **given)
     assert "2 of 3" not in caplog.text
-    with caplog.at_level(logging.DEBUG, logger="flwr"):
-        given = {"min_reply_fraction": 0.1, "participation": Poisson(1.0 - 1e-9)}
-        strategy, result = start(tmp_path / "b", CDP, grid_where(2, HOSTILE["NaN"]), **given)
+    strategy, result = start(tmp_path / "b", grid=grid_where(2, HOSTILE["NaN"]), min_reply_fraction=0.1, **given)
     assert not {"asked", "valid", "refused", "missing"} & set(result.train_metrics_clientapp[1])
     assert "node 2" not in caplog.text
     assert "whether a round failed because" in strategy.statement.text

@@ -3,10 +3,10 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,14 +15,25 @@ from typer.testing import CliRunner
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.cli import app as cli
+from dpfedexp.cli import main
 from dpfedexp.errors import InputError
 from dpfedexp.flower import strategy_from
-from dpfedexp.flower.app import app_hash, new_app
+from dpfedexp.flower.app import _app_config, app_hash, new_app
 from dpfedexp.flower.local_deployment import QUIET, free_port, processes_of
+from tests.engine.small import entries
 from tests.sizes import long
 
-from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, QUICK, make_app, wait_until
-from .app_folder import assert_first_round_is_the_simulators as assert_is_the_simulators
+from .app_folder import (
+    ALMOST_NO_NOISE,
+    FLOWER,
+    LOCAL,
+    PATIENCE,
+    QUICK,
+    assert_first_round_is_the_simulators,
+    make_app,
+    run_in,
+    wait_until,
+)
 
 BIN = Path(sys.executable).parent
 
@@ -35,19 +46,25 @@ def belonging_to(home: Path) -> list[int]:
     return processes_of(str(home), "FLWR_HOME")
 
 
+@contextlib.contextmanager
+def ended(home: Path) -> Iterator[None]:
+    """Leaves no process behind, whatever fails."""
+    try:
+        yield
+    finally:
+        for pid in belonging_to(home):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 def test_the_app_is_a_few_small_files_that_the_library_understands(tmp_path):
     written = new_app(tmp_path / "My App")
     names = {"README.md", "pyproject.toml", "__init__.py", "server_app.py", "client_app.py", "task.py"}
     names |= {"node0.csv", "node1.csv", "node2.csv"}
     assert {path.name for path in written} == names
-    content = tomllib.loads((tmp_path / "My App" / "pyproject.toml").read_text())
-    assert content["project"]["name"] == "my-app"
-    config = content["tool"]["flwr"]["app"]["config"]
-    flat = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
-    strategy = strategy_from(flat)
+    assert 'name = "my-app"' in (tmp_path / "My App" / "pyproject.toml").read_text()
+    strategy = strategy_from(_app_config(tmp_path / "My App"))
     assert (strategy.clients, strategy.rounds, strategy.budget) == (3, 50, None)
-    with pytest.raises(InputError, match=r"federation\.roundz is not a setting\. Did you mean 'rounds'"):
-        strategy_from({**flat, "federation.roundz": 3})
     with pytest.raises(InputError, match="is not empty"):
         new_app(tmp_path / "My App")
 
@@ -68,23 +85,13 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
     )
     ports = {f"FLWR_LOCAL_{name}_API_PORT": str(free_port()) for name in ("SUPERLINK_HTTP", "CONTROL")}
     federation = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
-    try:
-        done = subprocess.run(
-            ["flwr", "run", ".", "local", "--stream", *federation],
-            cwd=app,
-            env=environment(FLWR_HOME=str(home), **ports),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+    with ended(home):
+        own = environment(FLWR_HOME=str(home), **ports)
+        done = run_in(app, own, "flwr", "run", ".", "local", "--stream", *federation)
         assert (out / "checkpoint.safetensors").exists(), done.stdout + done.stderr
-        assert_is_the_simulators(load_file(out / "checkpoint.safetensors")["w"])
-        assert len(Ledger.open(out / "ledger.jsonl", read_only=True)) == 1
+        assert_first_round_is_the_simulators(load_file(out / "checkpoint.safetensors")["w"])
+        assert len(entries(out)) == 1
         assert "Privacy of cdp_fedexp" in (out / "privacy.txt").read_text()
-    finally:
-        for pid in belonging_to(home):
-            _kill(pid)
     wait_until(lambda: not belonging_to(home), "the end of Flower's processes")
 
 
@@ -105,22 +112,20 @@ def test_up_run_and_down_as_a_user_types_them(tmp_path):
     guard.write_text(
         "max_epsilon_per_round = 9\nmax_epsilon_total = 9\ndelta = 1e-5\nmechanisms = ['central-gaussian']\nmax_clip = 1.0\n"
     )
-    try:
-        shown = _dpfedexp(app, "up", "--guard", guard)
+    home = app / ".up" / "flwr-home"
+    with ended(home):
+        shown = run_in(app, environment(), *FLOWER, "up", "--guard", guard)
         assert "A server and 1 nodes are up" in shown.stdout, shown
         assert "are up already" in _in_process(app, "up")
-        shown = _dpfedexp(app, "run").stdout
+        shown = run_in(app, environment(), *FLOWER, "run").stdout
         assert "asked 40, valid 40" in shown, shown
         assert "against its operator: the node sees their reports" in (out / "privacy.txt").read_text()
         assert float(torch.linalg.vector_norm(load_file(out / "checkpoint.safetensors")["w"])) > 0
         assert len(Ledger.open(tmp_path / "guard.node0.ledger.jsonl", read_only=True)) == 1
         assert app_hash(app) in (tmp_path / "guard.node0.toml").read_text()
         assert "Stopped" in _in_process(app, "down")
-        assert belonging_to(app / ".up" / "flwr-home") == [], "`down` must stop everything that `up` started"
+        assert belonging_to(home) == [], "`down` must stop everything that `up` started"
         assert "No nodes are up" in _in_process(app, "down")
-    finally:
-        for pid in belonging_to(app / ".up" / "flwr-home"):
-            _kill(pid)
 
 
 def _in_process(folder: Path, word: str) -> str:
@@ -129,45 +134,6 @@ def _in_process(folder: Path, word: str) -> str:
     return f"{done.output}{done.exception}"
 
 
-def _dpfedexp(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dpfedexp", "flower", *map(str, words)],
-        cwd=folder,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-
-
-@long
-@pytest.mark.usefixtures("alone")
-def test_up_in_the_foreground_stops_everything_at_its_end(tmp_path):
-    app = make_app(tmp_path / "app")
-    with open(tmp_path / "up.log", "wb") as log:
-        up = subprocess.Popen(
-            [BIN / "dpfedexp", "flower", "up", app, "--foreground"],
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        wait_until(lambda: "3 nodes are up" in (tmp_path / "up.log").read_text(), "the nodes", up)
-    finally:
-        up.send_signal(signal.SIGTERM)
-        try:
-            assert up.wait(PATIENCE) == 130
-        finally:
-            left = belonging_to(app / ".up" / "flwr-home")
-            for pid in left:
-                _kill(pid)
-            up.kill()
-            up.wait()
-    assert left == [], "`up` must stop everything that it started"
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def test_ctrl_c_ends_a_command_with_the_exit_status_of_a_shell():
+    with pytest.raises(SystemExit, match="130"):
+        main(Mock(side_effect=KeyboardInterrupt))

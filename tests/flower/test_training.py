@@ -4,32 +4,33 @@ import copy
 import importlib
 import json
 import sys
-import tomllib
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import nn
 
-from dpfedexp import Federation, StepRate, cdp_fedexp, dp_fedavg, dp_scaffold, train
+from dpfedexp import Federation, train
 from dpfedexp.accounting import Sampling
 from dpfedexp.core.local_optimizer import OPTIMIZERS, Sgd
 from dpfedexp.core.noise import Streams
-from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError, RoundFailed
-from dpfedexp.flower import DpFedExp, answer, data_path, serve, strategy_from
+from dpfedexp.flower import answer, data_path, serve, strategy_from
 from dpfedexp.flower import client as flower_client
+from dpfedexp.flower.app import _app_config
+from dpfedexp.flower.app_settings import read_settings
 from dpfedexp.flower.messages import REQUEST, NodeRequest
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.models import linear_regression
-from tests.optimizers import AdamW, HeavyBall
+from tests.optimizers import HeavyBall
 
 from .app_folder import ALMOST_NO_NOISE, make_app
-from .loopback import LOCAL, LoopbackGrid, flat, plain_app, problem
+from .loopback import LoopbackGrid, flat
 
 SIZES, DIMENSION = (7, 3, 5), 4
+STEPS = {"schedule.kind": "step", "schedule.every": 1, "schedule.factor": 0.3}
 
 
 def federation(sizes=SIZES, dimension=DIMENSION) -> Federation:
@@ -48,9 +49,7 @@ def template(tmp_path, monkeypatch):
         task, client_app = (importlib.import_module(f"federation.{name}") for name in ("task", "client_app"))
         if not sections.get("own_task"):
             monkeypatch.setattr(task, "example", lambda clients: federation(SIZES, task.DIMENSION))
-        config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-        flattened = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
-        return task, client_app.app, flattened
+        return task, client_app.app, _app_config(folder)
 
     yield load
     for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
@@ -64,10 +63,9 @@ def template(tmp_path, monkeypatch):
         ("dp_fedavg", {"steps": 6, "batch_size": 2, "max_examples": 4}),
         ("dp_scaffold", {"steps": 4, "batch_size": 2}),
         ("dp_fedavg", {"optimizer": "heavy-ball", "steps": 4, "momentum": 0.7}),
-        ("dp_fedavg", {"optimizer": "adamw", "steps": 4, "clip_gradient": 0.5}),
-        ("dp_fedavg", {"steps": 4, "schedule.kind": "step", "schedule.every": 1, "schedule.factor": 0.3}),
+        ("dp_fedavg", {"optimizer": "adamw", "steps": 4, "clip_gradient": 0.5, **STEPS}),
     ],
-    ids=["epochs, batch_size, proximal", "max_examples", "scaffold", "an optimizer of one's own", "adamw", "schedule"],
+    ids=["epochs, batch_size, proximal", "max_examples", "scaffold", "an optimizer of one's own", "adamw, schedule"],
 )
 def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_section_says(
     algorithm, local, template, tmp_path, monkeypatch
@@ -89,20 +87,15 @@ def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_sec
         return SimpleNamespace(at=lambda purpose, round: shuffles, seed=0)
 
     monkeypatch.setattr(flower_client, "fresh_streams", of_the_simulator)
-    strategy = strategy_from(config)
-    model = task.build_model()
-    strategy.start(LoopbackGrid(app, 3, run_config=config), ArrayRecord(model.state_dict()), timeout=5)
+    strategy, start = strategy_from(config), ArrayRecord(task.build_model().state_dict())
+    strategy.start(LoopbackGrid(app, 3, run_config=config), start, timeout=5)
     assert next(calls, None) is None
-    make = {"dp_fedavg": dp_fedavg, "dp_scaffold": dp_scaffold}[algorithm]
-    given = {"lr": 0.02, **{name: value for name, value in local.items() if value is not None and "." not in name}}
-    kind = OPTIMIZERS[given.pop("optimizer", "sgd")]
-    if "schedule.kind" in local:
-        given["schedule"] = StepRate(every=1, factor=0.3)
+    settings = read_settings(config)[1]
     run = train(
         linear_regression(task.DIMENSION),
         federation(SIZES, task.DIMENSION),
-        make(clip=0.5, noise_multiplier=ALMOST_NO_NOISE),
-        local=kind(**given),
+        settings.build_algorithm(),
+        local=settings.build_local(),
         rounds=3,
         execution="cpu",
     )
@@ -114,15 +107,11 @@ MANY = federation((4, 0, 5), 3)
 MODEL = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
 
 
-def message(*asked, round=1) -> Message:
-    request = NodeRequest(round, "nonce", CentralGaussian(1.0, 1.0), Sampling(), asked)
+def rows(*asked, local=Sgd(lr=0.1, steps=3), loss=None, clients=MANY) -> torch.Tensor:
+    request = NodeRequest(1, "nonce", CentralGaussian(1.0, 1.0), Sampling(), asked)
     content = RecordDict({"arrays": ArrayRecord(MODEL.state_dict()), REQUEST: request.to_record()})
-    return Message(content, dst_node_id=1, message_type="train")
-
-
-def rows(*asked, local=Sgd(lr=0.1, steps=3), round=1, loss=None, clients=MANY) -> torch.Tensor:
-    context = Context(1, 1, {}, RecordDict(), {})
-    reply = answer(message(*asked, round=round), context, copy.deepcopy(MODEL), clients, local=local, loss=loss)
+    message, context = Message(content, dst_node_id=1, message_type="train"), Context(1, 1, {}, RecordDict(), {})
+    reply = answer(message, context, copy.deepcopy(MODEL), clients, local=local, loss=loss)
     return torch.from_numpy(reply.content.array_records["updates"]["rows"].numpy())
 
 
@@ -133,28 +122,18 @@ def test_a_model_that_does_not_fit_is_a_sentence():
 
 def test_batches_come_from_the_operating_system():
     """Two orders of 40 rows are alike less often than once in 10^40."""
-    ends = []
+    given, ends = {"local": Sgd(lr=0.5, steps=10, batch_size=4), "clients": federation((40,), 3).client(0)}, []
     for _ in range(2):
         torch.manual_seed(0)
         np.random.seed(0)
-        given = {"local": Sgd(lr=0.5, steps=10, batch_size=4), "clients": federation((40,), 3).client(0)}
         ends.append(rows(**given))
     assert not torch.equal(*ends)
 
 
-def absolute_error(outputs, targets):
-    return (outputs - targets).abs()
-
-
 @pytest.mark.parametrize(
     ("local", "loss"),
-    [
-        (Sgd(lr=0.1, steps=3), None),
-        (Sgd(lr=0.1, steps=3), absolute_error),
-        (AdamW(lr=0.02, steps=4), None),
-        (HeavyBall(lr=0.05, steps=4), None),
-    ],
-    ids=["sgd", "another loss", "adamw", "heavy ball"],
+    [(Sgd(lr=0.1, steps=3), lambda outputs, targets: (outputs - targets).abs()), (HeavyBall(lr=0.05, steps=4), None)],
+    ids=["another loss", "heavy ball"],
 )
 def test_hosted_clients_train_as_each_does_alone_and_an_empty_one_sends_zero(local, loss):
     """They train apart, one tensor program or not: 1e-5 is float32 in another order."""
@@ -171,57 +150,48 @@ def test_a_hosted_client_that_does_not_exist_is_refused_and_the_last_one_is_not(
         rows(0, 3)
 
 
-ALGORITHM = cdp_fedexp(clip="adaptive", noise_multiplier=1.0)
+@pytest.fixture
+def serve_template(template, tmp_path):
+    """The template's own app served to nodes with so many rows each; returns the run and what the nodes sent."""
 
+    def run(rows: int, nodes: int, test=None, **settings):
+        (tmp_path / "own.csv").write_text("x1,x2,x3,x4,y\n" + "0.1,0.2,0.3,0.4,0.5\n" * rows)
+        settings |= {"clients": nodes, "node_timeout": 1.0, "folder": str(tmp_path / "out")}
+        task, app, config = template(own_task=True, federation=settings)
+        sent = []
+        grid = LoopbackGrid(
+            app,
+            nodes,
+            node_config={"data": str(tmp_path / "own.csv")},
+            run_config=config,
+            reply_of=lambda _, reply: sent.append(reply) or reply,
+        )
+        return serve(grid, Context(1, 0, {}, RecordDict(), config), task.build_model(), test, task.LOSS), sent
 
-def strategy(folder, algorithm=ALGORITHM, **options):
-    return DpFedExp(algorithm, clients=6, rounds=2, folder=folder, **options)
-
-
-def test_the_quantile_settles_to_what_the_simulator_settles_it_to(tmp_path):
-    federation, model = problem()
-    server = strategy(tmp_path / "auto")
-    grid = LoopbackGrid(plain_app(federation, model), 6)
-    engine = server.engine(grid, ArrayRecord(model.state_dict()), 1.0, ConfigRecord())
-    simulation, _ = prepare(model, federation, ALGORITHM, local=LOCAL, rounds=2)
-    # The grid of secure noise adds a millionth to it.
-    assert engine.algorithm.clip.quantile == pytest.approx(simulation.algorithm.clip.quantile, rel=1e-5)
-    assert engine.algorithm.clip.quantile != 0.5
+    return run
 
 
 @pytest.mark.parametrize("rows", [0, 1, 6])
-def test_a_node_trains_on_the_rows_of_its_file_however_few_there_are(rows, template, tmp_path):
-    """The template's own task: a node without rows sends zeros, and takes part like any other."""
-    lines = ["x1,x2,x3,x4,y", *("0.1,0.2,0.3,0.4,0.5" for _ in range(rows))]
-    (tmp_path / "own.csv").write_text("\n".join(lines) + "\n")
-    settings = {"clients": 1, "rounds": 1, "node_timeout": 1.0, "folder": str(tmp_path / "out")}
-    task, app, config = template(own_task=True, federation=settings)
-    replies = []
-    keep = lambda _, reply: replies.append(reply) or reply  # noqa: E731
-    grid = LoopbackGrid(app, 1, node_config={"data": str(tmp_path / "own.csv")}, run_config=config, reply_of=keep)
-    context = Context(1, 0, {}, RecordDict(), config)
-    run = serve(grid, context, task.build_model(), (torch.ones(2, 4), torch.ones(2, 1)), task.LOSS)
+def test_a_node_trains_on_the_rows_of_its_file_however_few_there_are(rows, serve_template, tmp_path):
+    """A node without rows sends zeros, and takes part like any other."""
+    run, sent = serve_template(rows, 1, (torch.ones(2, 4), torch.ones(2, 1)), rounds=1)
     assert run.stopped is None
     assert {"test_loss", "test_rmse"} <= set(run.history[0]), "the simulator's names"
     stated = (tmp_path / "out" / "privacy.txt").read_text()
     assert stated == f"{run.privacy}\n"
     assert "This run chose its own settings: the algorithm cdp_fedexp with the safe step; δ =" in stated
-    update = replies[-1].content["dpfedexp.report"]["vector"].numpy()[:5]  # and what the step size needs
+    update = sent[-1].content["dpfedexp.report"]["vector"].numpy()[:5]  # and what the step size needs
     assert bool(np.any(update)) == (rows > 0)
     assert "1 round, 1 client" in str(run.privacy), "it is promised what every other client is"
 
 
-def test_a_run_that_stops_early_is_not_completed_for_flower_either(template, tmp_path):
+def test_a_run_that_stops_early_is_not_completed_for_flower_either(serve_template, tmp_path):
     """`flower run` of a server on another machine has only Flower's word for it."""
-    settings = {"clients": 2, "rounds": 3, "node_timeout": 1.0, "budget": 4.0, "folder": str(tmp_path / "out")}
-    (tmp_path / "own.csv").write_text("x1,x2,x3,x4,y\n0.1,0.2,0.3,0.4,0.5\n")
-    task, app, config = template(own_task=True, federation=settings)
-    grid = LoopbackGrid(app, 2, node_config={"data": str(tmp_path / "own.csv")}, run_config=config)
     with pytest.raises(RoundFailed, match=r"the run stopped after \d of 3 rounds: the budget is epsilon 4"):
-        serve(grid, Context(1, 0, {}, RecordDict(), config), task.build_model())
+        serve_template(1, 2, rounds=3, budget=4.0)
     assert json.loads((tmp_path / "out" / "status.json").read_text())["status"] == "stopped"
 
 
-def test_a_node_without_the_setting_data_says_so(tmp_path):
+def test_a_node_without_the_setting_data_says_so():
     with pytest.raises(InputError, match="this node has no setting `data`; start it with --node-config"):
         data_path(Context(1, 0, {"partition-id": 0}, RecordDict(), {}))

@@ -111,14 +111,13 @@ def test_ranks_add_to_what_one_process_collects(name):
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in TWO_PARTY])
 def test_flower_runs_it_and_charges_what_the_simulator_charges_with_secure_noise(name, tmp_path):
     pytest.importorskip("flwr")
-    from tests.flower.loopback import LoopbackGrid, plain_app
+    from tests.flower.loopback import LoopbackGrid, deploy, plain_app
     from tests.flower.loopback import problem as posed
-    from tests.flower.test_agreement import LOCAL, flower_run
 
     federation, model = posed(6, D)
     announced = {"algorithm.name": "fedavg", "federation.clients": 6, "federation.rounds": 2, "federation.folder": "x"}
-    grid = LoopbackGrid(plain_app(federation, model, LOCAL), 6, run_config=announced if name == "none" else {})
-    _, result = flower_run(tmp_path, algorithm(name), federation, model, rounds=2, grid=grid)
+    grid = LoopbackGrid(plain_app(federation, model), 6, run_config=announced if name == "none" else {})
+    _, result = deploy(tmp_path, algorithm(name), grid, clients=6, rounds=2, model=model)
     assert len(result.arrays) == len(model.state_dict())
     private = mechanism_class(name).is_private
     mechanism = algorithm(name).bind(D, 6.0, Sampling(), 2, secure=private)

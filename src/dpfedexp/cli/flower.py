@@ -94,10 +94,10 @@ def up(
 
     forbid_core_dumps()
     rows = _files_of_nodes(app / "data" if data is None else data)
-    config: dict[str, str | int | float] = {}
+    limits: dict[str, str] = {}
     if guard is not None:
         require(guard.is_file(), f"guard is {str(guard)!r}, which is not a file.")
-        config["dpfedexp-guard"] = str(guard.resolve())
+        limits["dpfedexp-guard"] = str(guard.resolve())
     place = (app / FOLDER).resolve()
     if not foreground:
         try_task(app, rows)
@@ -110,8 +110,7 @@ def up(
     deployment = Deployment(
         place,
         len(rows),
-        node_config=config,
-        of_node={number: {"data": str(path.resolve())} for number, path in enumerate(rows)},
+        node_config={number: {"data": str(path.resolve()), **limits} for number, path in enumerate(rows)},
         enforce=guard is not None,
         apps=[app_hash(app)] if guard is not None else [],
     )

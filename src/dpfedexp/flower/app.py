@@ -15,13 +15,12 @@ import threading
 import tomllib
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 from dpfedexp.errors import InputError, first_line, nearest, require
 from dpfedexp.files import writing
-from dpfedexp.flower.local_deployment import DOWN, FOLDER, QUIET, find_running, program
+from dpfedexp.flower.local_deployment import CONNECTION, DOWN, FOLDER, QUIET, find_running, program
 from dpfedexp.flower.monitor import EXIT_CODES, describe, read_status
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
@@ -42,12 +41,11 @@ def new_app(folder: Path | str) -> list[Path]:
         if any(folder.iterdir()):
             raise InputError(f"the folder {str(folder)!r} is not empty; name a new one.")
         name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
-        written = []
-        with as_file(files("dpfedexp.flower") / "template") as template:
-            for source in (path for path in template.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-                written.append(folder / source.relative_to(template))
-                written[-1].parent.mkdir(parents=True, exist_ok=True)
-                written[-1].write_text(source.read_text(encoding="utf-8").replace("@name@", name), encoding="utf-8")
+        template, written = Path(__file__).with_name("template"), []
+        for source in (path for path in template.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+            written.append(folder / source.relative_to(template))
+            written[-1].parent.mkdir(parents=True, exist_ok=True)
+            written[-1].write_text(source.read_text(encoding="utf-8").replace("@name@", name), encoding="utf-8")
     return sorted(written)
 
 
@@ -93,22 +91,19 @@ def try_task(app: Path, files: Sequence[Path]) -> None:
             del sys.modules[name]
 
 
-def run_app(
-    app: Path, connection: str | None = None, settings: Sequence[str] = (), environment: Mapping[str, str] = os.environ
-) -> int:
+def run_app(app: Path, connection: str | None = None, settings: Sequence[str] = ()) -> int:
     """Run an app and show its log; return 0 if it completed, 3 if it stopped or failed, 4 if its server app was killed.
 
     Args:
         app: the app's folder.
         connection: the name of the SuperLink in Flower's config.toml; by default the SuperLink of `dpfedexp flower up`.
         settings: overrides as for `flwr run -c`; several may change the same section.
-        environment: environment variables for Flower's command, with FLWR_HOME.
     """
-    written, given, logs = _app_config(app), read_overrides(settings), None
+    written, given, logs, environment = _app_config(app), read_overrides(settings), None, dict(os.environ)
     if connection is None:
         deployed, home, logs = _own_deployment(app, written, given)
         given = {**deployed, **given}
-        connection, environment = "up", {**environment, "FLWR_HOME": str(home)}
+        connection, environment["FLWR_HOME"] = CONNECTION, str(home)
     _check_settings(written, given)
     paths = paths_from_here(app, given, Path.cwd())
     folder = Path(paths[_FOLDER])

@@ -46,25 +46,24 @@ class Participants:
         count: the public number of nodes of the run.
         min_reply_fraction: the fraction of the nodes that must be connected for a round to begin.
         open_to_all: whether every connected node takes part, as under add-remove adjacency.
-        nodes: the participants, in the order in which they joined.
         allowed: the only nodes that may be asked, sorted; None for any connected node.
+        nodes: the participants, in the order in which they joined.
     """
 
     count: int
     min_reply_fraction: float
     timeout: float
     open_to_all: bool = False
-    nodes: tuple[int, ...] = ()
     allowed: tuple[int, ...] | None = None
+    nodes: tuple[int, ...] = ()
     _begun: bool = False
 
-    def allow(self, nodes: tuple[int, ...]) -> None:
-        """Make these nodes the only participants."""
+    def __post_init__(self) -> None:
+        names = self.count if self.allowed is None else len(self.allowed)
         require(
-            len(nodes) == self.count,
-            f"the list of nodes names {len(nodes)}, and the run has {self.count} (clients divided by clients_per_node).",
+            names == self.count,
+            f"the list of nodes names {names}, and the run has {self.count} (clients divided by clients_per_node).",
         )
-        self.allowed = nodes
 
     def nodes_of_round(self, connected: Callable[[], Iterable[int]]) -> list[int]:
         """The nodes that can be asked: all connected nodes if the run is open to all, else the connected participants.
@@ -73,13 +72,10 @@ class Participants:
         """
         enough = max(1, math.ceil(self.min_reply_fraction * self.count))
         wanted, self._begun = enough if self._begun else self.count, True
+        here = self._wait(connected, wanted, enough)
         if self.open_to_all:
-            return self._wait(connected, wanted, enough, lambda ids: ids if self.allowed is None else self.allowed)
-        if self.allowed is not None:
-            self.nodes = self.allowed
-        before = self.nodes
-        here = self._wait(connected, wanted, enough, lambda ids: participants_after(ids, before, self.count))
-        self.nodes = participants_after(here, before, self.count)
+            return here
+        before, self.nodes = self.nodes, tuple(self._participants(here))
         left_out = len(set(connected()) - set(self.nodes))
         if left_out and not before and self.allowed is None:
             _log.warning(
@@ -91,13 +87,22 @@ class Participants:
             _log.warning("%d nodes that were not in this run before joined it", new)
         return here
 
-    def _wait(
-        self,
-        connected: Callable[[], Iterable[int]],
-        wanted: int,
-        needed: int,
-        participants: Callable[[Sequence[int]], Sequence[int]],
-    ) -> list[int]:
+    def _participants(self, connected: Sequence[int]) -> Sequence[int]:
+        """Who takes part when these nodes are connected: the listed nodes, or all, or those who joined, in that order.
+
+        A participant stays one even while it is disconnected, so that a node that joins later never changes the contribution of
+        another. If there are fewer than `count` participants, the connected nodes with the lowest ids join.
+
+        A SuperNode with its own key has the same id after a restart. Without a key it is a new node, and the old one stays missing.
+        """
+        if self.allowed is not None:
+            return self.allowed
+        if self.open_to_all:
+            return connected
+        free = [node for node in connected if node not in self.nodes]
+        return (*self.nodes, *free[: max(0, self.count - len(self.nodes))])
+
+    def _wait(self, connected: Callable[[], Iterable[int]], wanted: int, needed: int) -> list[int]:
         """Wait for participants and return their sorted ids: once `wanted` are connected, or at the deadline if `needed` are.
 
         Under add-remove adjacency neither log nor error says how many nodes are connected.
@@ -106,8 +111,8 @@ class Participants:
         told = False
         while True:
             ids = sorted(connected())
-            having = participants(ids)
-            nodes = [node for node in ids if node in having]
+            participants = self._participants(ids)
+            nodes = [node for node in ids if node in participants]
             here = "too few" if self.open_to_all else f"{len(nodes)} of {wanted}"
             over = time.monotonic() >= deadline
             if len(nodes) >= (needed if over else wanted):
@@ -127,18 +132,6 @@ class Participants:
                 _log.info("Waiting up to %g s for nodes: %s are connected", self.timeout, here)
                 told = True
             time.sleep(1.0)
-
-
-def participants_after(connected: Sequence[int], bound: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The participants of the run, in the order in which they joined.
-
-    A participant stays one even while it is disconnected, so that a node that joins later never changes the contribution of
-    another. If there are fewer than `count` participants, the connected nodes with the lowest ids join.
-
-    A SuperNode with its own key has the same id after a restart. Without a key it is a new node, and the old one stays missing.
-    """
-    free = [node for node in sorted(connected) if node not in bound]
-    return (*bound, *free[: max(0, count - len(bound))])
 
 
 def choose(
@@ -209,39 +202,6 @@ class ReplyCounts:
     asked: int
     valid: int
     refused: int
-
-    def shown(self) -> dict[str, int]:
-        return {**vars(self), "missing": self.asked - self.valid - self.refused}
-
-
-def read_replies(
-    replies: Iterable[Message],
-    sent: Mapping[int, NodeRequest],
-    read: Callable[[Message, NodeRequest], T],
-    *,
-    name_nodes: bool,
-) -> tuple[dict[int, T], int]:
-    """Apply `read` to the first reply of every node that was asked; return the results by node, and the number of refused clients.
-
-    `read` raises `InputError` for a malformed reply. `name_nodes` says whether the log may name nodes.
-    """
-    found: dict[int, T] = {}
-    waiting, refused = dict(sent), 0
-    for reply in replies:
-        node = reply.metadata.src_node_id
-        request = waiting.pop(node, None)
-        if request is None:
-            continue
-        try:
-            require(not reply.has_error(), reason_of(reply))
-            found[node] = read(reply, request)
-        except Exception as error:
-            # No error that a client causes may stop the server, and its text may hold anything.
-            reason = str(error) if isinstance(error, InputError) else "it can't be read"
-            refused += request.size
-            if name_nodes:
-                _log.warning("A reply of node %d was not counted: %s", node, reason)
-    return found, refused
 
 
 def reason_of(reply: Message) -> str:
@@ -315,17 +275,48 @@ class FlowerCohort(Cohort):
             nonlocal sums
             sums = sums.take(wire.read_sums(reply, one, width))
 
-        _, refused = read_replies(replies, sent, add, name_nodes=mechanism.counts_are_public(self.sampling))
-        counts = ReplyCounts(sum(one.size for one in sent.values()), sums.count, refused)
-        self._check_replies(request, counts)
+        _, counts = self._read(request, sent, replies, add)
         return Answer(sums, self._shown(mechanism, counts))
+
+    def _read(
+        self,
+        request: Request,
+        sent: Mapping[int, NodeRequest],
+        replies: Iterable[Message],
+        read: Callable[[Message, NodeRequest], T],
+    ) -> tuple[dict[int, T], ReplyCounts]:
+        """Apply `read` to the first reply of every node that was asked; return the results by node, and the counts of clients.
+
+        `read` raises `InputError` for a malformed reply. Raises `RoundFailed` if too few are valid.
+        """
+        found: dict[int, T] = {}
+        waiting, refused = dict(sent), 0
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            one = waiting.pop(node, None)
+            if one is None:
+                continue
+            try:
+                require(not reply.has_error(), reason_of(reply))
+                found[node] = read(reply, one)
+            except Exception as error:
+                # No error that a client causes may stop the server, and its text may hold anything.
+                reason = str(error) if isinstance(error, InputError) else "it can't be read"
+                refused += one.size
+                if request.mechanism.counts_are_public(self.sampling):
+                    _log.warning("A reply of node %d was not counted: %s", node, reason)
+        valid = sum(sent[node].size for node in found)
+        counts = ReplyCounts(sum(one.size for one in sent.values()), valid, refused)
+        self._check_replies(request, counts)
+        return found, counts
 
     def _width(self, request: Request) -> int:
         """The length of a report's vector."""
         return BINS.get(request.purpose) or request.mechanism.width(self.layouts[request.state.candidate].dimension)
 
     def _shown(self, mechanism: Mechanism, counts: ReplyCounts) -> dict[str, int]:
-        return counts.shown() if mechanism.counts_are_public(self.sampling) else {}
+        missing = counts.asked - counts.valid - counts.refused
+        return {**vars(counts), "missing": missing} if mechanism.counts_are_public(self.sampling) else {}
 
     def _connected(self) -> list[int]:
         return list(self.grid.get_node_ids())
@@ -459,12 +450,9 @@ class TwoPartyCohort(FlowerCohort):
 
     def _masked(self, request: Request, sent: dict[int, NodeRequest], replies: list[Message]) -> MaskedGroup:
         columns = self._width(request) + cast(TwoPartyGaussian, request.mechanism).scalars
-        public = request.mechanism.counts_are_public(self.sampling)
-        received, refused = read_replies(replies, sent, partial(read_masked, columns=columns), name_nodes=public)
-        counts = ReplyCounts(len(sent), len(received), refused)
-        self._check_replies(request, counts)
+        rows, counts = self._read(request, sent, replies, partial(read_masked, columns=columns))
         round_ = wire.round_of(next(iter(sent.values())), columns, self._run) if sent else None
-        return MaskedGroup(request, round_, received, counts)
+        return MaskedGroup(request, round_, rows, counts)
 
     def _find_helper(self) -> int:
         """Ask all connected nodes, except those on the run's list, whether they are a helper; return the first one's id."""

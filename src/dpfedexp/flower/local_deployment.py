@@ -1,9 +1,7 @@
 """A local Flower deployment for testing: start and stop SuperLink, SuperNodes, certificates and keys together.
 
-The SuperLink is `dpfedexp superlink`: nodes connect to a port that serves only nodes, and `flwr run` uses another port.
-
-The processes connect to nothing outside the machine: telemetry, the update check and the installation of dependencies at run time
-are off.
+The SuperLink is `dpfedexp superlink`: nodes connect to a port that serves only nodes, and `flwr run` uses another port. The
+processes connect to nothing outside the machine.
 """
 
 from __future__ import annotations
@@ -49,9 +47,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Environment variables that disable the telemetry of Flower and Ray."""
-
-
+"""Environment variables without which Flower and Ray connect to other machines."""
 DOWN = "down"
 """A file in a deployment's folder from when it begins to stop until it is started again."""
 
@@ -70,10 +66,9 @@ class Deployment:
 
     Args:
         folder: the folder for keys, certificates, FLWR_HOME and logs (one file per process).
-        node_config: additions to every node's `--node-config`, such as {"dpfedexp-guard": "/path/guard.toml"}; every
-            node gets its own copy of that file, `guard.node<i>.toml`, and so its own ledger: a guard belongs to one
+        node_config: additions to each node's `--node-config`, by node number, such as {0: {"data": "/path/rows.csv"}}. A node
+            gets its own copy of the file "dpfedexp-guard", `guard.node<i>.toml`, and so its own ledger: a guard belongs to one
             data holder.
-        of_node: additions to the configuration of single nodes, by node number.
         enforce: whether the nodes are `dpfedexp node`, which needs a guard file.
         apps: hashes of the apps that may run on enforcing nodes whose guard file lists none.
         host: the loopback address that nodes connect to.
@@ -84,8 +79,7 @@ class Deployment:
         folder: Path | str,
         nodes: int,
         *,
-        node_config: Mapping[str, str | int | float] | None = None,
-        of_node: Mapping[int, Mapping[str, str | int | float]] | None = None,
+        node_config: Mapping[int, Mapping[str, str]] | None = None,
         environment: Mapping[str, str] | None = None,
         enforce: bool = False,
         apps: Iterable[str] = (),
@@ -93,9 +87,9 @@ class Deployment:
     ) -> None:
         require(nodes >= 1, f"nodes is {nodes}; it must be a positive whole number.")
         self.folder, self.nodes = Path(folder).resolve(), nodes
-        self.node_config, self.of_node = dict(node_config or {}), dict(of_node or {})
-        self.enforce, self.apps, self.host = enforce, list(apps), host
-        require(not enforce or _GUARD in self.node_config, "nodes that enforce need a guard file.")
+        self.node_config, self.enforce, self.apps, self.host = node_config or {}, enforce, list(apps), host
+        guarded = all(_GUARD in self.node_config.get(index, {}) for index in range(nodes))
+        require(guarded or not enforce, "nodes that enforce need a guard file.")
         self.mark = uuid.uuid4().hex
         self.home = self.folder / "flwr-home"
         # Flower's default is to poll for new tasks every 3 seconds.
@@ -139,7 +133,9 @@ class Deployment:
 
     def start_superlink(self) -> None:
         """Start the SuperLink on this deployment's ports and write the connection file for `flwr`. Its state is in memory."""
-        self._write_connection()
+        where = f'address = "127.0.0.1:{self.control_port}"\nroot-certificates = "{self.certificates.authority}"\n'
+        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{where}'
+        (self.home / "config.toml").write_text(text, encoding="utf-8")
         options = ["--fleet", f"{self.host}:{self.port}", "--control-port", str(self.control_port)]
         options += [*self.certificates.options(), "--nodes", str(self.node_list)]
         self.superlink = self._spawn([*_OURS, "superlink", *options], "superlink")
@@ -147,12 +143,8 @@ class Deployment:
 
     def start_supernode(self, index: int, key: Path | None = None) -> subprocess.Popen[bytes]:
         """Start SuperNode `index`, with its registered key or another key."""
-        config = {
-            "partition-id": index,
-            "num-partitions": self.nodes,
-            **self.node_config,
-            **self.of_node.get(index, {}),
-        }
+        config: dict[str, str | int] = {"partition-id": index, "num-partitions": self.nodes}
+        config |= self.node_config.get(index, {})
         command = [program("flower-supernode")]
         if _GUARD in config:
             config[_GUARD] = str(self._copy_guard(index, Path(str(config[_GUARD]))))
@@ -191,9 +183,7 @@ class Deployment:
         self._wait_for_the_end()
         for process in started:
             process.kill()
-        for pid in processes_of(self.mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_processes_of(self.mark)
         self._wait_for_the_end()
         self.supernodes, self.superlink = [], None
 
@@ -216,21 +206,11 @@ class Deployment:
                 start_new_session=True,
             )
 
-    def _write_connection(self) -> None:
-        where = f'address = "127.0.0.1:{self.control_port}"\nroot-certificates = "{self.certificates.authority}"\n'
-        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{where}'
-        text += '\n[superlink.local]\naddress = ":local-in-memory:"\n'
-        (self.home / "config.toml").write_text(text, encoding="utf-8")
-
     def _wait_for_port(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + 180.0
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                break
-            with socket.socket() as probe:
-                probe.settimeout(0.5)
-                if probe.connect_ex((self.host, self.port)) == 0:
-                    return
+        while time.monotonic() < deadline and process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=0.5):
+                return
             time.sleep(0.1)
         raise InputError(f"the SuperLink did not start within 180 seconds; its log is in {self.folder}.")
 
@@ -290,11 +270,7 @@ def stop_running(folder: Path) -> bool:
 def _stop_leftovers(state: Path | str) -> bool:
     """Kill the processes of a deployment whose own process was killed; return whether there were any."""
     text = Path(state).read_text(encoding="utf-8")
-    left = processes_of(json.loads(text)["mark"]) if text else []
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return bool(left)
+    return bool(text) and kill_processes_of(json.loads(text)["mark"])
 
 
 def run_is_under_way(folder: Path) -> bool:
@@ -321,6 +297,15 @@ def processes_of(mark: str, name: str = _MARK) -> list[int]:
             if f"{name}={mark}\0".encode() in entry.read_bytes():
                 found.append(int(entry.parent.name))
     return [pid for pid in found if pid != os.getpid()]
+
+
+def kill_processes_of(mark: str) -> bool:
+    """Kill a deployment's processes; return whether there were any."""
+    left = processes_of(mark)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(left)
 
 
 class Certificates(NamedTuple):

@@ -10,11 +10,11 @@ loopback by default.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from dpfedexp.accounting.ledger import read_chain
 from dpfedexp.engine.outlets import LEDGER, STATUS
 from dpfedexp.engine.run import read_history
 from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.files import try_lock
 
 if TYPE_CHECKING:
     from dpfedexp.flower.guard import Limits
@@ -58,18 +59,10 @@ def describe(status: Mapping[str, Any]) -> str:
 def _is_held(ledger: Path) -> bool:
     """Whether a process holds the ledger's lock; True where that is unknown."""
     try:
-        import fcntl
-
-        descriptor = os.open(ledger, os.O_RDONLY)
-    except (ImportError, OSError):
+        with open(ledger, "rb") as file:
+            return not try_lock(file.fileno())
+    except OSError:  # it is held, or can't be opened
         return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def load_limits(path: Path) -> Limits:
@@ -108,7 +101,7 @@ def guard_summary(guard: Limits, last: int = 10) -> dict[str, Any]:
 
 _COUNTS = ("asked", "valid", "refused", "missing")
 Lines = list[tuple[str, str, float]]
-"""Metrics as (name, label, value)."""
+"""Metrics as (name, label, value); those of one name follow each other."""
 
 
 def run_metrics(folder: Path) -> tuple[Lines, bool]:
@@ -135,20 +128,19 @@ def guard_metrics(path: Path) -> tuple[Lines, bool]:
     return [(f"dpfedexp_guard_{name}", "", summary[key]) for key, name in names.items()], not summary["problem"]
 
 
-def to_text(lines: Iterable[tuple[str, str, float]]) -> str:
+def to_text(lines: Lines) -> str:
     """Format metrics in Prometheus's text format.
 
     >>> print(to_text([("dpfedexp_run_round", "", 3)]), end="")
     # TYPE dpfedexp_run_round gauge
     dpfedexp_run_round 3
     """
-    text, typed = [], set()
-    for name, label, value in lines:
-        if name not in typed:
-            text.append(f"# TYPE {name} gauge")
-            typed.add(name)
-        shown = "+Inf" if math.isinf(value) else f"{value:.10g}"
-        text.append(f"{name}{{{label}}} {shown}" if label else f"{name} {shown}")
+    text = []
+    for name, values in itertools.groupby(lines, key=lambda line: line[0]):
+        text.append(f"# TYPE {name} gauge")
+        for _, label, value in values:
+            shown = "+Inf" if math.isinf(value) else f"{value:.10g}"
+            text.append(f"{name}{{{label}}} {shown}" if label else f"{name} {shown}")
     return "\n".join(text) + "\n"
 
 

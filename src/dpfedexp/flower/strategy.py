@@ -128,10 +128,9 @@ class DpFedExp(Strategy):
         self.algorithm, self.clients, self.rounds = algorithm, clients, rounds
         self.folder = Path(folder).expanduser().absolute()
         self.clients_per_node, self.min_reply_fraction = clients_per_node, min_reply_fraction
-        open_to_all = algorithm.adjacency == "add-remove"
-        self.participants = Participants(clients // clients_per_node, min_reply_fraction, node_timeout, open_to_all)
-        if nodes:
-            self.participants.allow(read_nodes(nodes))
+        open_to_all, allowed = algorithm.adjacency == "add-remove", read_nodes(nodes) if nodes else None
+        count = clients // clients_per_node
+        self.participants = Participants(count, min_reply_fraction, node_timeout, open_to_all, allowed)
         self.budget = budget
         self.noise, self.callbacks = noise, callbacks_of(on_round)
         self.local = local
