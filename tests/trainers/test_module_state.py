@@ -100,7 +100,7 @@ def test_state_that_training_changes_is_refused_by_the_name_of_its_layer(name, s
         # Whether its power iteration still moves is up to the weights; that it writes is found in any case.
         words += "|writes into a tensor that outlives the pass"
     with pytest.raises(InputError, match=words):
-        train(make(), clients(), PRIVATE, local=LOCAL, rounds=1, secure=secure)
+        train(make(), clients(), PRIVATE, local=LOCAL, rounds=1, secure=secure, execution="cpu")
 
 
 @pytest.mark.parametrize("name", ["batch norm", "spectral norm", "running mean"])
@@ -131,7 +131,7 @@ def test_caches_and_derived_weights_are_not_taken_for_data():
         return x + holds.table
 
     model = net(cached, nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
-    run = train(model, clients(), PRIVATE, local=LOCAL, rounds=2, execution=Execution(trainer="loop"))
+    run = train(model, clients(), PRIVATE, local=LOCAL, rounds=2, execution=Execution(device="cpu", trainer="loop"))
     assert len(run.history) == 2
 
 

@@ -88,7 +88,7 @@ def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
     options = {"local": LOCAL, "rounds": 2, "out": tmp_path}
 
     stop = Mock(side_effect=KeyboardInterrupt)
-    execution = Execution(trainer="tiled-vectorized")
+    execution = Execution(trainer="tiled-vectorized", device="cpu")
     with pytest.raises(KeyboardInterrupt):
         train(NETWORKS["paper"], federation(), fedavg(), execution=execution, on_round=stop, **options)
     monkeypatch.setattr(tune, "_time", lambda *_: pytest.fail("a resumed run does not choose again"))

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self, TypeVar, cast
 
 import torch
@@ -239,12 +240,14 @@ _DISPATCH = (__file__, *(str(Path(torch.__file__).parent / name) for name in ("_
 
 def _is_autograds(name: str) -> bool:
     """Whether the engine of autograd itself calls this operation of the backward pass, and not a hook or a Function."""
-    frame, node = sys._getframe(1), torch._C._current_autograd_node()
-    while frame.f_back is not None and frame.f_code.co_filename in _DISPATCH:
+    frame: FrameType | None = sys._getframe(1)
+    node = torch._C._current_autograd_node()
+    while frame is not None and frame.f_code.co_filename in _DISPATCH:
         frame = frame.f_back
+    # For tensors on a GPU the engine works in a thread of its own, where no other Python code is below the recorder.
+    by_engine = frame is None or frame.f_code is torch.autograd.graph._engine_run_backward.__code__
     forward = "" if node is None else node.name().rstrip("0123456789").removesuffix("Backward").lower()
-    engine = torch.autograd.graph._engine_run_backward
-    return frame.f_code is engine.__code__ and bool(forward) and name.replace("_", "").startswith(forward)
+    return by_engine and bool(forward) and name.replace("_", "").startswith(forward)
 
 
 _PLACES = {
