@@ -14,11 +14,11 @@ from tests.sizes import long
 
 @long
 def test_the_json_list_has_a_row_per_system_with_its_seconds_and_bytes():
-    asked = ["bench", "--json", "--workload", "lstm", "--clients", "3", "--rounds", "1"]
+    asked = ["bench", "--json", "--workload", "lstm", "--clients", "3", "--rounds", "1", "--secure"]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
-    assert [row["system"].split()[0] for row in rows] == ["dpfedexp", "plain"]
+    assert [row["system"].split()[0] for row in rows] == ["dpfedexp", "dpfedexp", "plain"]
     for row in rows:
         assert row["cohort"] == 3
         assert row["device"] == "cpu"
