@@ -127,6 +127,8 @@ def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_pat
     assert json.loads(invoke("flower", "status", "--json", complete).output)["epsilon"] == exact
     kill(complete)
     assert ended("run") == ("killed", 4)
+    (complete / "status.json").write_text('{"status": "completed"}')
+    assert "can't be read" in str(invoke("flower", "status", complete).exception)
 
 
 def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tmp_path):

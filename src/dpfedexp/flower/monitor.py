@@ -37,7 +37,8 @@ def read_status(folder: Path | str) -> dict[str, Any]:
     path = Path(folder) / STATUS
     try:
         status: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        known = status["status"] in EXIT_CODES
+        kinds = {"round": int, "rounds": int, "epsilon": int | float | None, "reason": str}
+        known = status["status"] in EXIT_CODES and all(isinstance(status[name], kinds[name]) for name in kinds)
     except FileNotFoundError:
         raise InputError(f"{str(path)!r} does not exist; a server app writes it when it begins.") from None
     except (OSError, ValueError, KeyError, TypeError):
