@@ -211,14 +211,13 @@ def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
     for number in range(len(dataset)):
         item = dataset[number]
         if not isinstance(item, tuple | list) or len(item) != 2:
-            remedy = ""
+            what, remedy = f"a {type(item).__name__}", ""
             if isinstance(item, dict):
+                what = f"a dict with {', '.join(map(repr, item))}"
                 remedy = (
                     ": make pairs of it in the data set, or give tables with named columns to Federation.from_datasets"
                 )
-            keys = f" with {', '.join(map(repr, item))}" if isinstance(item, dict) else ""
-            what = f"{field}[{number}] is a {type(item).__name__}{keys}"
-            raise InputError(f"{what}; it must be a pair (input, target){remedy}.")
+            raise InputError(f"{field}[{number}] is {what}; it must be a pair (input, target){remedy}.")
         for part, (name, value) in enumerate(zip(("input", "target"), item, strict=True)):
             if not isinstance(value, Tensor | np.ndarray | int | float | np.generic | list | tuple):
                 what = f"{field}[{number}] {name} is a {type(value).__name__}"

@@ -81,7 +81,7 @@ def _from_owners(owners: NDArray[np.int64], examples: int) -> Assignment:
 
 
 def _integers(field: str, values: Any) -> NDArray[np.int64]:
-    array = np.asarray(as_array(values))
+    array = np.asarray(as_array(values) if isinstance(values, Tensor) else values)
     require(array.ndim == 1, f"{field} has shape {array.shape}; it must be a flat list of whole numbers.")
     if array.size == 0:
         return np.zeros(0, dtype=np.int64)

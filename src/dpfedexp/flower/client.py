@@ -554,8 +554,8 @@ def _announced(run_config: tuple[tuple[str, Any], ...], dimension: int, candidat
             rule, own = one.algorithm or algorithm, one.local or local
             return bind(rule, own, dimension, federation.clients, participation, rounds, rule.private, extras=extras)
 
-        mechanism, probe, others = bound(players[min(candidate, len(players) - 1)])
-        if candidate:
+        mechanism, probe, others = bound(players[candidate] if candidate < len(players) else Candidate())
+        if candidates:
             first = bound(players[0])[0]
             require(mechanism.client_event() == first.client_event(), "candidates cost different epsilons")
     except InputError as reason:

@@ -213,22 +213,27 @@ class MessageGate:
             if self._answer is not None:
                 return int(run_id)
             admitted = self.site.admit(message, run.fab_hash)
-            known = {
-                "receive": lambda: (header, tree),
-                "get_run": lambda _: run,
-                "get_fab": lambda *_: fab,
-                "pull_object": lambda _, key: contents[key],
-                "trusted_entities": None,
-            }
-            stored = self._pull(**{**given, **known})
         except RunNotRunningException:
             return None
-        except Exception as error:  # Flower raises one too for a run that overrides a setting that the app lacks
+        except Exception as error:
             reason = error if isinstance(error, Refused) else Refused("the message can't be read.")
             if reason is not error:
-                _log.error("a message could not be fetched, or stored for the app", exc_info=error)
+                _log.error("a message could not be fetched", exc_info=error)
             _log.warning("this site refused a request: %s", reason)
             self._answer = refusal(header, reason.shown)
+            return int(run_id)
+        known = {
+            "receive": lambda: (header, tree),
+            "get_run": lambda _: run,
+            "get_fab": lambda *_: fab,
+            "pull_object": lambda _, key: contents[key],
+            "trusted_entities": None,
+        }
+        try:
+            stored = self._pull(**{**given, **known})
+        except ValueError as error:  # a run may override a setting that the app lacks, which must not end the node
+            _log.error("this site refused a request: it could not be stored for the app", exc_info=error)
+            self._answer = refusal(header, "the message can't be read.")
             return int(run_id)
         if stored is not None:
             self._admitted = admitted
