@@ -85,3 +85,18 @@ def test_the_numbers_of_the_decision_guide_are_those_of_the_library():
     for clients in (100, 1000):
         planned = plans(clients, 5046, delta=1e-5, epsilons=every, rounds=(50,))
         assert row(f"{clients:,} clients") == [float(f"{plan.best_signal:.2g}") for plan in planned]
+
+
+def test_the_tests_that_the_security_policy_names_exist():
+    found = set()
+    for line in (ROOT / "SECURITY.md").read_text(encoding="utf-8").splitlines():
+        names: list[str] = []
+        for file, test in re.findall(r"`(?:(\w+/test_\w+\.py)(?:::)?)?([\w…]*)`", line):
+            if file:
+                names = re.findall(
+                    r"^ *def (test_\w+)", (ROOT / "tests" / file).read_text(encoding="utf-8"), re.MULTILINE
+                )
+                found.add(file)
+            if test and (file or test.startswith("…")):
+                assert any(re.fullmatch(test.replace("…", r"\w*"), name) for name in names), f"{file}::{test}"
+    assert len(found) > 20
