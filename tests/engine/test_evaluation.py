@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 import dpfedexp as dp
-from dpfedexp.accounting import Ledger
+from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.core.client_metrics import EVALUATION
-from dpfedexp.engine.engine import Engine, Request
+from dpfedexp.engine.engine import Engine, Request, evaluations_left
 from dpfedexp.engine.open_run import OpenRun
 from dpfedexp.engine.plot import metrics_in
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import AdviceWarning, InputError, RoundFailed
+from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.report.page import read_run, run_section
 from tests.arguments import arguments
 from tests.engine.small import crash_after, crash_in
@@ -252,6 +253,14 @@ def test_fit_measures_and_says_so(tmp_path):
     assert "measured the model on rows of their own" in run.privacy.text
     assert "clients_accuracy" in dp.Run.load(tmp_path / "r").history[-1]
     assert outcome(verify_run(tmp_path / "r")) == "holds"
+
+
+def test_the_evaluations_that_are_left_do_not_depend_on_other_runs_of_the_ledger():
+    ledger, event = Ledger.in_memory(), CentralGaussian(1.0, 5.0).event(Sampling())
+    ledger.charge(9, event, run="another")
+    assert evaluations_left(2, 10, ledger, "own") == 5
+    ledger.charge(4, event, run="own")
+    assert evaluations_left(2, 10, ledger, "own") == 4
 
 
 def test_evaluations_that_are_only_noise_are_counted_at_the_end():

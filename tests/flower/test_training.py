@@ -111,7 +111,10 @@ def rows(*asked, local=Sgd(lr=0.1, steps=3), loss=None, clients=MANY) -> torch.T
     request = NodeRequest(1, "nonce", CentralGaussian(1.0, 1.0), Sampling(), asked)
     content = RecordDict({"arrays": ArrayRecord(MODEL.state_dict()), REQUEST: request.to_record()})
     message, context = Message(content, dst_node_id=1, message_type="train"), Context(1, 1, {}, RecordDict(), {})
-    reply = answer(message, context, copy.deepcopy(MODEL), clients, local=local, loss=loss)
+    net = copy.deepcopy(MODEL)
+    nn.init.zeros_(net[0].weight)
+    reply = answer(message, context, net, clients, local=local, loss=loss)
+    assert torch.equal(net[0].weight, MODEL[0].weight), "the app's model gets the server's parameters"
     return torch.from_numpy(reply.content.array_records["updates"]["rows"].numpy())
 
 

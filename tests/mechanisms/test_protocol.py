@@ -285,7 +285,7 @@ def test_no_two_bindings_have_the_same_bytes():
         (MECHANISM, replace(MECHANISM, clip=0.25)), (1, 2), ("a", "a\0", "b"), ("00" * 16, "01" * 16), (6, 7)
     )
     rounds = [round_of(*one) for one in fields]
-    rounds += [replace(round_, candidate=1) for round_ in rounds]
+    rounds += [replace(round_, candidate=100) for round_ in rounds]
     infos = {round_.info(node) for round_ in rounds for node in (1, 2)}
     assert len(infos) == 2 * len(rounds)
     sets = ([(1, b"a"), (2, b"b")], [(1, b"b"), (2, b"a")], [(1, b"a"), (3, b"b")], [(1, b"a")])

@@ -14,8 +14,9 @@ from dpfedexp.audit.mechanisms import Case, audit_mechanism
 from dpfedexp.cli import app
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise import Streams
+from dpfedexp.core.sums import Vote
 from dpfedexp.data import synthetic_regression
-from dpfedexp.mechanisms import MECHANISMS, Mechanism, Report, mechanism_class
+from dpfedexp.mechanisms import MECHANISMS, CentralGaussian, Mechanism, Report, mechanism_class
 from dpfedexp.mechanisms.registry import round_event
 from dpfedexp.mechanisms.serialization import decode, encode
 from dpfedexp.models import linear_regression
@@ -77,6 +78,15 @@ def test_a_mechanism_is_the_same_after_a_journey_as_text(name):
     mechanism = bound(name)
     assert decode(encode(mechanism)) == mechanism
     assert {"kind", *(field.name for field in fields(mechanism))} == set(json.loads(encode(mechanism)))
+
+
+def test_numbers_up_to_the_limit_travel_and_zero_is_refused():
+    mechanism = CentralGaussian(0.25, 5.0, votes=(Vote("loss", 0.0, 1e30, noise=2.0),))
+    assert decode(encode(mechanism)) == mechanism
+    with pytest.raises(InputError, match=r"at most 1e\+30"):
+        decode(encode(mechanism).replace("1e+30", "1.1e+30"))
+    with pytest.raises(InputError, match=r"clip is 0\.0; it must be a positive number"):
+        decode(encode(mechanism).replace("0.25", "0.0"))
 
 
 @pytest.mark.parametrize("name", NAMES)

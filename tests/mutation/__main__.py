@@ -141,12 +141,11 @@ def judge(
 def tests_of(mutant: Mutant, guards: Guards, tests: dict[str, Any]) -> dict[str, float]:
     """{test: seconds} of the tests that reach a mutant, the quickest stage first."""
     first, last = mutant.lines
-    # A file of declarations alone has no line that a test could be seen to run, so all its tests are asked.
-    declared = mutant.on_import and not any(record["lines"].get(mutant.file) for record in tests.values())
     found = []
     for test, record in tests.items():
         lines = record["lines"].get(mutant.file, [])
-        reached = declared or (bool(lines) if mutant.on_import else any(first <= n <= last for n in lines))
+        # Another file may use what an import defines, such as a constant, so all tests are asked.
+        reached = mutant.on_import or any(first <= n <= last for n in lines)
         if record["file"] in guards[mutant.file] and reached and record["outcome"] == "passed":
             stage = sum(record["seconds"] > limit for limit in _STAGES)
             found.append((stage, record["file"], record["seconds"], test))

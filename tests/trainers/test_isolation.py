@@ -140,7 +140,7 @@ def test_a_trainer_is_tried_in_the_shape_of_every_size_class(monkeypatch):
             call = Coupled.__call__ if plan.positions.shape[2] == 4 else Vectorized.__call__
             return call(self, w, clients, plan, *rest)
 
-    assert classes_of(secured(net(), federation(4, 1), LOCALS["classes"]).task) != [100]
+    assert classes_of(secured(net(), federation(4, 1), replace(LOCALS["classes"], max_examples=5)).task) == [5, 4, 2, 1]
     monkeypatch.setattr("dpfedexp.trainers.select.Vectorized", MixesFew)
     with pytest.raises(InputError, match="depends on other clients of its chunk"):
         secured(net(), federation(4, 1), LOCALS["classes"], "vectorized")
