@@ -52,8 +52,8 @@ def control_proxy(place: Path, certificates: Certificates, operators: Path, upst
     """The server's end, in front of what listens on a port of loopback; its own port."""
     port = free_port()
     changes = {
-        "/etc/dpfedexp/core/server.pem": str(certificates.certificate),
-        "/etc/dpfedexp/core/server.key": str(certificates.key),
+        "/etc/dpfedexp/server.pem": str(certificates.certificate),
+        "/etc/dpfedexp/server.key": str(certificates.key),
         "/etc/dpfedexp/ca.crt": str(certificates.authority),
         "/etc/dpfedexp/operators.crt": str(operators),
         "fl.example.org": "localhost",
