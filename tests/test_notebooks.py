@@ -37,6 +37,7 @@ def modules(requirements: list[str]) -> set[str]:
 def test_it_is_valid_and_holds_no_outputs(path):
     notebook = read(path)
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}, "widgets' states are outputs too"
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     assert notebook["metadata"]["language_info"] == {"name": "python"}
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])

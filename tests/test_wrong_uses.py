@@ -136,6 +136,7 @@ OPTIMIZERS = {
 PRIVACY = {
     "the function itself": (lambda: trained(algorithm=dp.cdp_fedexp), "is a function", "such as cdp_fedexp(…)"),
     "no noise": (lambda: dp.cdp_fedexp(clip=1.0), "target_epsilon is None; pass exactly one"),
+    "two noises": (lambda: dp.cdp_fedexp(clip=1.0, noise_multiplier=1.0, target_epsilon=8.0), "pass exactly one of"),
     "epsilon": (lambda: dp.cdp_fedexp(clip=1.0, epsilon=8.0), "no argument 'epsilon'. Write target_epsilon=8.0"),
     "epsilon of train": (lambda: trained(epsilon=8.0), "Write algorithm=cdp_fedexp(clip=…, target_epsilon=8.0)"),
     "negative clip": (lambda: dp.cdp_fedexp(clip=-1.0, noise_multiplier=1.0), "clip is -1.0; it must be a positive"),

@@ -10,7 +10,7 @@ from dpfedexp.accounting import Sampling, compose
 from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
 from dpfedexp.audit.bounds import Power, Result, skip
-from dpfedexp.audit.jobs import Job, all_jobs
+from dpfedexp.audit.jobs import Job, all_jobs, run_job
 from dpfedexp.audit.mechanisms import audit_noise
 from dpfedexp.audit.runs import clip_and_noise, mu_of
 from dpfedexp.cli import app
@@ -77,6 +77,15 @@ def test_every_part_of_the_audit_is_among_the_jobs():
     names = " ".join(job.name for job in all_jobs(50_000, 0, CONFIDENCE))
     parts = ("Flower", "train", "isolation", "module state", "noise", "canaries", "density", "adaptive clip")
     assert [part for part in (*CASES, *parts) if part not in names] == []
+
+
+def test_a_few_jobs_do_their_work_and_every_result_holds_with_its_power():
+    few = ("noise", "central Gaussian", "PrivUnit, exact γ", "density 3")
+    made = [job for job in all_jobs(4000, 0, CONFIDENCE) if job.name in few]
+    results = [result for job in made for result in run_job(job)]
+    assert {job.name for job in made} == set(few)
+    assert len(results) > 20
+    assert all(result.outcome == "holds" and result.power_text for result in results)
 
 
 @pytest.mark.parametrize(("lower", "outcome", "code"), [(0.9, "holds", 0), (2.0, "BROKEN", 1), (0.01, "NO POWER", 1)])

@@ -393,6 +393,7 @@ def test_clients_may_come_from_a_generator_and_be_unequal_empty_or_of_one_row() 
         (DataLoader(WHOLE), "clients is a single DataLoader; pass a list with one per client, or split its rows"),
         ([TensorDataset(X)], r"clients\[0\] has 1 tensors; it must have two"),
         ([iter([(X[0], 0), (X[0, :1], 0)])], r"clients\[0\]\[1\] input is float32 of shape \(1,\)"),
+        ([[(X[0], 0), (X[1], 1), (X[2], 0)]], r"clients\[0\] is a list; .* an iterator of rows, such as iter\(rows\)"),
         ([iter([(object(), 1)])], r"clients\[0\]\[0\] input is a object; it must be a tensor.*transform"),
         ([iter([(1.0, 1), (1.0, 0.5)])], r"clients\[0\]\[1\] target is float64"),
         ([Rows()], "all clients are empty"),

@@ -16,7 +16,10 @@ from dpfedexp.core import step_size
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.outlets import CHECKPOINT
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import LedgerError
+from dpfedexp.models import linear_regression
 from tests.engine.small import ROUNDS, Crash, crash_after, crash_in, entries, forge, path_content, regression_run
 from tests.optimizers import Adagrad
 
@@ -66,6 +69,19 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(name, moment, 
     assert result(run(algorithm, broken, **options), broken) == whole
     assert result(run(algorithm, broken, **options), broken) == whole, "a finished run is left as it is"
     assert len({entry.run for entry in entries(broken)}) == 1
+
+
+def test_a_crash_in_the_middle_of_the_clients_leaves_control_variates_as_they_were(monkeypatch):
+    algorithm = dp.dp_scaffold(clip=0.3, noise_multiplier=1.0)
+    options = {"local": dp.Sgd(lr=0.02, steps=3), "rounds": 2, "execution": dp.Execution(chunk_size=4)}
+    engine, _ = prepare(linear_regression(D), PROBLEM.federation, algorithm, **options)
+    state, _ = engine.step(engine.begin(), Ledger.in_memory())
+    remembered = state.client_controls.clone()
+    assert float(remembered.abs().max()) > 0
+    crash_in(monkeypatch, Simulation, "updates", 3, before=True)
+    with pytest.raises(Crash):
+        engine.step(state, Ledger.in_memory())
+    assert torch.equal(state.client_controls, remembered)
 
 
 def test_a_checkpoint_of_another_run_is_refused_and_the_difference_named(tmp_path):

@@ -144,12 +144,15 @@ def test_what_cannot_vote_is_refused_with_its_sentence(algorithm, sentence, clie
         run(clients, algorithm)
 
 
-@pytest.mark.parametrize(("chunk_size", "secure"), [(1, False), (7, False), (4, True)])
-def test_a_client_whose_loss_rose_sends_nothing_and_says_so(chunk_size, secure):
+@pytest.mark.parametrize(
+    ("chunk_size", "secure", "trainer"), [(1, False, "auto"), (7, False, "auto"), (4, True, "auto"), (4, True, "loop")]
+)
+def test_a_client_whose_loss_rose_sends_nothing_and_says_so(chunk_size, secure, trainer):
     """At rate 10 the steps diverge on every client but the one whose inputs are small; a client without rows abstains."""
     rows = [(torch.ones(4, D), torch.ones(4))] * 5 + [(0.1 * torch.ones(4, D), torch.ones(4))]
     clients = dp.Federation.from_clients([*rows, (torch.zeros(0, D), torch.zeros(0))])
-    given = {"local": AUTO, "rounds": 1, "execution": dp.Execution(chunk_size=chunk_size), "secure": secure}
+    given = {"local": AUTO, "rounds": 1, "secure": secure}
+    given |= {"execution": dp.Execution(chunk_size=chunk_size, trainer=trainer)}
     engine, _ = prepare(linear_regression(D), clients, FIXED if secure else dp.fedavg(), **given)
     quiet = replace(engine.mechanism, votes=tuple(replace(vote, noise=1e-3) for vote in engine.mechanism.votes))
     state, cohort, found = at_rate(engine, 10.0), engine.cohort, {}

@@ -437,7 +437,7 @@ def test_a_guard_that_is_set_to_nothing_is_not_taken_for_none(config, environmen
         ({"max_clip": True}, "max_clip"),
         ({"mechanisms": ["privunits"]}, "privunits"),
         ({"mechanisms": "privunit"}, "mechanisms must be a list"),
-        ({"apps": ["0" * 64, "1"]}, "apps must be a list of hashes"),
+        *(({"apps": wrong}, "apps must be a list of hashes") for wrong in (["0" * 64, "1"], 3)),
         ({"answer_failures": 1}, "answer_failures is 1"),
         ({"id": ""}, "id is ''"),
         ({"id": "x" * 101}, "id is 'x"),

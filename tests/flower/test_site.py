@@ -239,20 +239,25 @@ def test_a_failure_is_a_charged_report_of_zero_where_the_site_says_so(votes, tmp
     assert node.charges == 1
 
 
-@pytest.mark.parametrize(("app_timeout", "ttl"), [(0.2, 3600.0), (3600.0, 0.3)], ids=["app_timeout", "request"])
-def test_an_app_that_never_answers_gets_the_error_and_can_return_nothing_later(app_timeout, ttl, node):
+@pytest.mark.parametrize(
+    ("app_timeout", "ttl", "taken"),
+    [(0.2, 3600.0, False), (0.2, 3600.0, True), (3600.0, 0.3, True)],
+    ids=["not taken", "app_timeout", "request"],
+)
+def test_an_app_that_never_answers_gets_the_error_and_can_return_nothing_later(app_timeout, ttl, taken, node):
     """What was shown: a task that another process had taken kept the site silent for an hour, through all later rounds."""
     node.gate.app_timeout = app_timeout
     first = node.ask(ttl=ttl)
     (task,) = node.state.get_tasks()
-    token = node.state.claim_task(task.task_id)
-    assert node.state.activate_task(task_id=task.task_id), "a process has it, and says nothing"
+    token = node.state.claim_task(task.task_id) if taken else ""
+    assert not taken or node.state.activate_task(task_id=task.task_id), "a process has it, and says nothing"
     waiting = threading.Thread(target=node.push, daemon=True)
     waiting.start()
     waiting.join(120)
     assert not waiting.is_alive()
     assert node.answer().error.reason == REFUSAL + NO_REPORT
     assert node.state.get_task_by_token(token) is None, "its token opens nothing any more"
+    assert node.state.claim_task(task.task_id) is None, "nobody can take it now"
     node.reply(hostile({"arrays": arrays({"w": SECRET})})(first))
     node.gate.app_timeout = 2.0
     node.sent.clear()

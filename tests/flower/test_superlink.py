@@ -101,9 +101,10 @@ def test_the_nodes_end_serves_flowers_fleet_paths_and_nothing_else():
     [("user 1000", True), ("user 0", True), ("user", True), ("user 1001", False), ("192.0.2.7", False), (None, False)],
 )
 def test_the_other_port_serves_root_and_the_superlinks_own_user(who, own, monkeypatch):
-    monkeypatch.setattr(own_messages.access, "peer", lambda client, server: who)
+    ends = ("127.0.0.1", 1), ("127.0.0.1", 2)
+    monkeypatch.setattr(own_messages.access, "peer", lambda *given: who if given == ends else pytest.fail("other ends"))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert own_messages.is_own_user({"client": None, "server": None}) is own
+    assert own_messages.is_own_user({"client": ends[0], "server": ends[1]}) is own
 
 
 def test_what_would_open_it_is_refused(keys):
