@@ -42,6 +42,7 @@ import os
 import re
 import secrets
 import tomllib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -99,7 +100,7 @@ def total(charges: Charges, delta: float) -> float:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(ABC):
     """Privacy limits in a file, for a node or a two-party helper; the ledger beside the file has every answer that was charged."""
 
     path: Path
@@ -141,13 +142,13 @@ class Limits:
         name = values.pop("id", "unset")  # `GuardFiles` reads it
         good = isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100
         require(good, f"{what}: id is {name!r}; it must be a name of 1 to 100 characters that no other {what} has.")
-        more = cls.checked_settings({**values, "mechanisms": tuple(values["mechanisms"])}, path.parent)
+        more = cls._checked_settings({**values, "mechanisms": tuple(values["mechanisms"])}, path.parent)
         return cls(path, **more)
 
     @classmethod
-    def checked_settings(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    @abstractmethod
+    def _checked_settings(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Check the settings of a node or of a helper alone, and convert them. `folder` is that of the file."""
-        raise NotImplementedError
 
     @classmethod
     def of_node(cls, node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Self | None:
@@ -215,7 +216,7 @@ class Guard(Limits):
     answer_failures: bool = False
 
     @classmethod
-    def checked_settings(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def _checked_settings(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
         if "helper_key" in values:
             values["helper_key"] = check_public(values["helper_key"], "guard: helper_key")
         apps = values.get("apps", [])
@@ -273,7 +274,7 @@ class HelperFile(Limits):
     what, whose, variable, node_key = "helper", "helper", HELPER_VARIABLE, HELPER_KEY
 
     @classmethod
-    def checked_settings(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def _checked_settings(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
         fewest = values["min_clients"]
         require(
             is_count(fewest) and fewest >= FEWEST,
