@@ -6,16 +6,14 @@ the clients' data go through the recording (`Tape`): a fixed list of torch opera
 refused (`Unrecordable`) if it is not the whole program, or if replaying it could carry data from one client to another.
 """
 
+import math
 import operator
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, lru_cache
-from pathlib import Path
-from types import FrameType
 from typing import Any, Self, TypeVar, cast
 
 import torch
@@ -117,6 +115,8 @@ class _Recorder(TorchDispatchMode):
         self.made: set[int] = set()
         self.own, self.held = ({_memory(tensor) for tensor in tensors} - {0} for tensors in (own, held))
         self.batched = batched
+        self.clients = inputs[0].shape[0] if batched and isinstance(inputs[0], Tensor) and inputs[0].dim() else 1
+        self.bags: list[dict[str, Any]] = []
         self.before: list[tuple[Tensor, Tensor | None, int]] = []
         for number, value in enumerate(inputs):
             if not isinstance(value, Tensor):
@@ -136,11 +136,15 @@ class _Recorder(TorchDispatchMode):
         _check_draws(func, given)
         self._check_reads(func, args, depends)
         written = self._check_writes(func, given)
-        self._check_places(func, args, given)
+        args, kwargs = self._check_places(func, args, kwargs, given)
         read: Any = fx.node.map_aggregate(args, self._node)
         named: Any = fx.node.map_aggregate(kwargs, self._node)
         result = func(*args, **kwargs)
         outputs = {_memory(tensor) for tensor in _tensors(result)}
+        self.bags = [bag for bag in self.bags if written.isdisjoint(map(_memory, _tensors(list(bag.values()))))]
+        if func.overloadpacket.__name__ == "_embedding_bag":
+            made = dict(zip(("output", "offset2bag", "bag_size", "maximum_indices"), result, strict=True))
+            self.bags.append({**given, **made})
         if not outputs and not written:
             # A Python value of public constants, such as the number in a buffer.
             return result
@@ -214,40 +218,85 @@ class _Recorder(TorchDispatchMode):
             raise Unrecordable(_WRITES)
         return places
 
-    def _check_places(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """Raise `Unrecordable` for operations that could read outside of a client's own tensors with some indices."""
+    def _check_places(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments, with places that an operation would not check moved into the client's own tensor.
+
+        Raises `Unrecordable` for operations that could read outside of a client's own tensors with some indices.
+        """
         name = func.overloadpacket.__name__
         if name.startswith("as_strided") and _memory(args[0]) not in self.made:
             raise Unrecordable("reaches into memory by as_strided, which is not bound to one client's tensor")
         values = _tensors([value for key, value in given.items() if key in _PLACES])
         whole = {_memory(value) for value in values if not value.is_floating_point() and value.dtype != torch.bool}
         if whole.isdisjoint(self.depends) or bool(getattr(_in_range, "depth", 0)):
-            return
+            return args, kwargs
         if name.removesuffix("_") not in _CHECKED | (frozenset() if self.batched else _CHECKED_ALONE):
             raise Unrecordable(
                 f"takes places from the rows in torch.{name}, which does not check that they lie within one client's tensor; use "
                 "an index (x[i]), gather, scatter or nn.Embedding"
             )
-        if name.endswith("_backward") and not _is_autograds(name):
+        if (
+            not name.endswith("_backward")
+            or name.removesuffix("_backward") in _NUMBERS
+            or self._is_of_a_bag(name, given)
+        ):
+            return args, kwargs
+        trusted = _trusted(name, given, self.clients)
+        if trusted is None:
             raise Unrecordable(
                 f"calls torch.{name} itself, which trusts that its forward operation made the places; leave gradients to autograd"
             )
+        key, bounds = trusted
+        # Autograd's own places are within the bounds. Those of a hook need not be, and nothing tells the two apart.
+        inside = bounded(given[key], *bounds)
+        self.nodes[inside] = self.graph.call_function(bounded, (self._node(given[key]), *bounds))
+        self.depends.add(_memory(inside))
+        position = _schema(func)[0].index(key)
+        if position < len(args):
+            return (*args[:position], inside, *args[position + 1 :]), kwargs
+        return args, {**kwargs, key: inside}
+
+    def _is_of_a_bag(self, name: str, given: dict[str, Any]) -> bool:
+        """Whether an operation of the backward pass takes exactly what a recorded `_embedding_bag` took and made."""
+        if name not in ("_embedding_bag_backward", "_embedding_bag_per_sample_weights_backward"):
+            return False
+        rows = given["weight"].shape[0] if "weight" in given else given["num_weights"]
+        same = ("indices", "offsets", "offset2bag", "bag_size", "maximum_indices", "per_sample_weights")
+        return any(
+            (given["grad"].shape, rows) == (bag["output"].shape, bag["weight"].shape[0])
+            and all(_place(given[key]) == _place(bag[key]) for key in same if key in given)
+            for bag in self.bags
+        )
 
 
-_DISPATCH = (__file__, *(str(Path(torch.__file__).parent / name) for name in ("_dynamo/eval_frame.py", "_compile.py")))
-"""Files whose functions are between the engine of autograd and a recorder."""
+def _place(tensor: Tensor | None) -> Any:
+    """Where a tensor lies in memory: equal for a tensor and what autograd saved of it."""
+    if tensor is None:
+        return None
+    return _memory(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _is_autograds(name: str) -> bool:
-    """Whether the engine of autograd itself calls this operation of the backward pass, and not a hook or a Function."""
-    frame: FrameType | None = sys._getframe(1)
-    node = torch._C._current_autograd_node()
-    while frame is not None and frame.f_code.co_filename in _DISPATCH:
-        frame = frame.f_back
-    # For tensors on a GPU the engine works in a thread of its own, where no other Python code is below the recorder.
-    by_engine = frame is None or frame.f_code is torch.autograd.graph._engine_run_backward.__code__
-    forward = "" if node is None else node.name().rstrip("0123456789").removesuffix("Backward").lower()
-    return by_engine and bool(forward) and name.replace("_", "").startswith(forward)
+def _trusted(name: str, given: dict[str, Any], clients: int) -> tuple[str, tuple[int, int, int | None]] | None:
+    """The argument whose places an operation of the backward pass trusts, and its bounds as `bounded` takes them."""
+    if name in ("nll_loss_backward", "nll_loss2d_backward", "multi_margin_loss_backward"):
+        return "target", (1, given["self"].shape[1 if "2d" in name else -1], given.get("ignore_index"))
+    if "max_pool" in name:
+        last = -3 if "3d" in name else -2
+        indices, pooled = given["indices"].shape, given["self"].shape
+        same = given["grad_output"].shape == indices and indices[:last] == pooled[:last]
+        return ("indices", (1, math.prod(pooled[last:]), None)) if same else None
+    if name == "embedding_dense_backward" and (clients == 1 or given["indices"].shape[:1] == (clients,)):
+        return "indices", (clients, given["num_weights"] // clients, None)
+    return None
+
+
+def bounded(places: Tensor, clients: int, size: int, kept: int | None) -> Tensor:
+    """Move places into each client's own `size` places; with several clients the first dimension is theirs. `kept` stays."""
+    first = torch.arange(clients, device=places.device).view(-1, *(1,) * (places.dim() - 1)) * size
+    inside = places.clamp(first, first + (size - 1)) if clients > 1 else places.clamp(0, size - 1)
+    return inside if kept is None else torch.where(places == kept, places, inside)
 
 
 _PLACES = {
@@ -255,21 +304,25 @@ _PLACES = {
     *("lengths", "input_lengths", "target_lengths", "batch_sizes"),
 }
 """Names of arguments in torch's schemas that are indices."""
+_NUMBERS = frozenset(
+    {"binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "huber_loss", "smooth_l1_loss"}
+    | {"soft_margin_loss"}
+)
+"""Losses whose targets are numbers and not places."""
 _CHECKED = frozenset(
     f"{name}{way}"
     for name in (
         *("index", "index_put", "index_select", "index_add", "index_copy", "index_reduce", "gather", "take", "put"),
         *("scatter", "scatter_add", "scatter_reduce", "nll_loss", "nll_loss2d", "multi_margin_loss", "embedding_dense"),
         *("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d"),
-        *("max_unpool2d", "max_unpool3d", "fractional_max_pool2d", "fractional_max_pool3d", "binary_cross_entropy"),
-        *("binary_cross_entropy_with_logits", "mse_loss", "huber_loss", "smooth_l1_loss", "soft_margin_loss"),
+        *("max_unpool2d", "max_unpool3d", "fractional_max_pool2d", "fractional_max_pool3d", *_NUMBERS),
         *("sort", "kthvalue", "topk", "cummax", "cummin", "value_selecting_reduction"),
     )
     for way in ("", "_forward", "_backward")
 )
 """Operations that check their indices against a client's own tensor also under `vmap`, or that take numbers and no indices.
 
-Those of the backward pass get the indices that their forward operation checked or made."""
+Those of the backward pass do not; `bounded` and `_is_of_a_bag` do it for them."""
 _CHECKED_ALONE = frozenset(
     {"embedding", "index_fill", "_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward"}
     | {"_embedding_bag_dense_backward", "_embedding_bag_per_sample_weights_backward", "embedding_renorm"}
