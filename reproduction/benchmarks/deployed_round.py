@@ -35,7 +35,8 @@ CLOCK = """
 OURS = """
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from dpfedexp.flower import round_timeout, strategy_from
+from dpfedexp.flower import strategy_from
+from dpfedexp.flower.app_settings import read_settings
 from federation import task
 
 app = ServerApp()
@@ -45,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = strategy_from(context.run_config)
 {clock}
     start = ArrayRecord(task.build_model().state_dict())
-    strategy.start(grid, start, timeout=round_timeout(context.run_config), evaluate_fn=evaluate)
+    strategy.start(grid, start, timeout=read_settings(context.run_config)[0].round_timeout, evaluate_fn=evaluate)
 """
 PLAIN = """
 from flwr.app import ArrayRecord, Context
@@ -132,12 +133,13 @@ def measure(place: Path, asked: argparse.Namespace) -> dict[str, Any]:
     os.environ.update(environment)
     found: dict[str, list[float]] = {"dpfedexp": [], "Flower's FedAvg": []}
     with Deployment(place / "up", asked.nodes, environment=environment) as deployment:
+        os.environ.update(deployment.environment)
         for turn in range(2):
             for plain, (name, seconds) in enumerate(found.items()):
                 times = place / f"times-{plain}-{turn}"
                 app = make_app(place / f"app-{plain}-{turn}", times, asked, bool(plain))
                 folder = f'federation.folder="{place}/out-{turn}"'
-                code = run_app(app, "up", [folder], environment=deployment.environment)
+                code = run_app(app, "up", [folder])
                 taken = seconds_of(times) if times.exists() else []
                 if code or len(taken) != asked.rounds:
                     raise SystemExit(f"{name} ended with {code} after {len(taken)} rounds.")

@@ -27,6 +27,7 @@ from typing import Any
 
 import tomli_w
 
+from dpfedexp.engine.run import read_history
 from dpfedexp.flower.app import app_hash, new_app, run_app
 from dpfedexp.flower.local_deployment import Deployment
 
@@ -54,6 +55,9 @@ def make_app(folder: Path, nodes: int, rounds: int, out: Path, parameters: int) 
         "folder": str(out),
         "round_timeout": 300.0,
     }
+    # Nodes whose training is replaced answer no votes.
+    del config["federation"]["epsilon"]
+    config |= {"algorithm": {"name": "cdp_fedexp", "clip": 0.3, "noise_multiplier": 5.0}, "local": {"lr": 0.1}}
     path.write_text(tomli_w.dumps(content))
     task = folder / "federation" / "task.py"
     text = task.read_text()
@@ -127,9 +131,9 @@ def measure(place: Path, nodes: int, rounds: int, processes: bool, parameters: i
     environment = {"DPFEDEXP_DATA": "", "OMP_NUM_THREADS": "1", "DPFEDEXP_PRIVATE": str(place / "private")}
     os.environ.update(environment)
     kind = Deployment if processes else LinkOnly
-    given = {"dpfedexp-guard": str(place / "guard.toml")} if processes else {}
+    given = {n: {"dpfedexp-guard": str(place / "guard.toml")} for n in range(nodes)} if processes else {}
     begun = time.monotonic()
-    with kind(place / "up", nodes, tls=True, node_config=given, environment=environment) as deployment:
+    with kind(place / "up", nodes, node_config=given, environment=environment) as deployment:
         stop = threading.Event()
         threads = []
         for index in range(0 if processes else nodes):
@@ -140,13 +144,14 @@ def measure(place: Path, nodes: int, rounds: int, processes: bool, parameters: i
             )
             threads[-1].start()
         started = time.monotonic()
-        code = run_app(app, "up", environment=deployment.environment)
+        os.environ.update(deployment.environment)
+        code = run_app(app, "up")
         ended = time.monotonic()
         peak = memory(deployment.superlink.pid) if deployment.superlink else 0
         stop.set()
         for thread in threads:
             thread.join(60)
-    history = json.loads((out / "checkpoint.json").read_text())["history"]
+    history = read_history(out)
     books = list(place.glob("guard.node*.ledger.jsonl"))
     charges = sum(len(path.read_text().splitlines()) - 1 for path in books)
     valid = [line["valid"] for line in history]
