@@ -15,8 +15,10 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
+from dpfedexp import Candidate
 from dpfedexp.accounting import Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, ldp_fedexp
+from dpfedexp.algorithms.algorithm import with_aggregation
 from dpfedexp.algorithms.round import FixedSize, Poisson
 from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.errors import InputError, RoundFailed
@@ -273,6 +275,9 @@ def test_a_complete_run_is_returned_and_another_run_is_refused_with_the_differen
         start(tmp_path / "notes", CDP)
 
 
+MASKED = Candidate(algorithm=with_aggregation(CDP, "two-party"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -282,6 +287,10 @@ def test_a_complete_run_is_returned_and_another_run_is_refused_with_the_differen
         ({"resume": True}, "DpFedExp has no argument 'resume'. Write the same folder"),
         ({"min_reply_fraction": 1.5}, "min_reply_fraction is 1.5; it must be above 0 and at most 1"),
         ({"clients_per_node": 2}, "the first must be a multiple of the second"),
+        (
+            {"clients": 4, "clients_per_node": 2, "candidates": [Candidate(rate=0.1), MASKED]},
+            "two-party aggregation needs one client per node",
+        ),
         ({"participation": FixedSize(2)}, r"participation must be Full\(\) or Poisson"),
     ],
 )
